@@ -1,4 +1,4 @@
-"""Options of the HTTP client that sends requests to a server, and a header for proxies.
+"""Options of the HTTP client that sends requests to a server, and headers for its key and for proxies.
 
 Used by `adaptersoup.client`. Knows no route, and sends nothing.
 """
@@ -21,15 +21,23 @@ def model_header(body: Mapping[str, Any] | None) -> dict[str, str]:
     return {"x-soup-model": quote(model[:200], safe="/@:", errors="replace")} if isinstance(model, str) else {}
 
 
+def key_header(key: str | None) -> dict[str, str]:
+    """The header `authorization` for a key, none without one; raises InvalidParameter, which does not repeat the key.
+
+    White space around the key is removed, such as the line end of a file.
+    """
+    text = (key or "").strip()
+    if not text.isascii() or not text.isprintable():
+        raise InvalidParameter("The key holds characters a header cannot carry.", param="key")
+    return {"authorization": f"Bearer {text}"} if text else {}
+
+
 def connection_options(base_url: str, api_key: str | None, timeout: float) -> dict[str, Any]:
-    """Arguments of an httpx2 client for a server; raises InvalidParameter if `base_url` is not an HTTP address."""
+    """Arguments of an httpx2 client for a server; raises InvalidParameter for an invalid address or key."""
     url = _parsed_url(base_url)
-    headers = {"user-agent": "adaptersoup-client"}
-    if api_key:
-        headers["authorization"] = f"Bearer {api_key}"
     return {
         "base_url": str(url).rstrip("/"),
-        "headers": headers,
+        "headers": {"user-agent": "adaptersoup-client", **key_header(api_key)},
         "timeout": httpx2.Timeout(timeout, connect=min(10.0, timeout)),
         "trust_env": url.host not in LOOPBACK,  # a proxy of the environment cannot reach this machine's loopback
     }

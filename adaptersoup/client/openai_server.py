@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import httpx2
 from pydantic import BaseModel, ValidationError
 
+from adaptersoup.client.http_options import key_header
 from registry.errors import Unavailable
 from registry.names import LOOPBACK
 from registry.spec import SERVER_TOKENS, NextTokens, Readings
@@ -119,9 +120,7 @@ class OpenAIServer:
 
     async def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
         """The status and the bytes of an answer, which may not be compressed: a few bytes could become many."""
-        headers = {"accept-encoding": "identity"} | (
-            {} if self.key is None else {"authorization": f"Bearer {self.key}"}
-        )
+        headers = {"accept-encoding": "identity", **key_header(self.key)}
         data = bytearray()
         try:
             async with (

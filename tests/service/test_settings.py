@@ -105,11 +105,6 @@ def test_the_clients_key_comes_from_the_setting_then_from_the_file(tmp_path: Pat
     assert ClientSettings(data=tmp_path).secret() is None
 
 
-def test_a_key_that_breaks_out_of_its_header_is_refused() -> None:
-    with pytest.raises(InvalidParameter, match="header"):
-        ClientSettings(key="sk-soup-a\r\nx-evil: 1").secret()  # type: ignore[arg-type]
-
-
 # --- the reference page ---------------------------------------------------------------------------
 
 PAGE = REPOSITORY / "docs" / "reference" / "settings.md"

@@ -116,6 +116,23 @@ def test_an_address_with_a_password_is_refused_and_not_repeated(url: str) -> Non
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "header"), [("sk-soup-x\n", "Bearer sk-soup-x"), (" \n", None), ("", None), (None, None)]
+)
+def test_a_key_may_end_with_the_line_end_of_its_file(key: str | None, header: str | None) -> None:
+    server = Server().on("GET /readyz", ok({}))
+    SoupClient("http://soup.test", key, transport=httpx2.MockTransport(server)).json("GET", "/readyz")
+    assert server.requests[0].headers.get("authorization") == header
+
+
+@pytest.mark.parametrize("key", ["hunter2\r\nx-evil: 1", "hunter2\x00", "hunter2ä"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_repeated(key: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        SoupClient("http://soup.test", key)
+    assert caught.value.param == "key"
+    assert "hunter2" not in str(caught.value)
+
+
 def test_an_answer_without_rows_is_of_another_server() -> None:
     with pytest.raises(Unavailable, match="is no list"):
         list(Server().on("GET /v1/adapters", ok({})).client().adapters())

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from adaptersoup.client.openai_server import MAX_BYTES, OpenAIServer
-from registry.errors import Unavailable
+from registry.errors import InvalidParameter, Unavailable
 from registry.spec import SERVER_TOKENS
 
 TOP = {" the": -0.5, " a": -1.5}
@@ -64,7 +64,9 @@ def test_its_own_key_is_sent() -> None:
         assert request.headers["authorization"] == "Bearer theirs"
         return httpx2.Response(200, json={"data": [{"id": "law", "object": "model"}]})
 
-    assert server(answer, key="theirs").models() == ["law"]
+    assert server(answer, key="theirs\n").models() == ["law"]
+    with pytest.raises(InvalidParameter, match="a header cannot carry"):
+        server(answer, key="theirs\nx-evil: 1").models()
 
 
 def test_answers_are_ordered_by_index_and_may_have_the_form_of_chats() -> None:
