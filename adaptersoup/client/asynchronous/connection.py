@@ -30,7 +30,7 @@ from adaptersoup.client.answers import (
 )
 from adaptersoup.client.http_options import connection_options, model_header
 from adaptersoup.client.waiting import AsyncPause, async_sleep
-from registry.errors import Busy
+from registry.errors import Busy, Unavailable
 
 T = TypeVar("T")
 MAX_TRIES = 6
@@ -163,7 +163,10 @@ class AsyncConnection(AsyncClosing):
     def events(
         self, method: str, path: str, json: Mapping[str, Any] | None, read: Callable[[str, Any], T]
     ) -> AsyncStream[T]:
-        """Server-sent events, each converted by `read` from its name and JSON value; raises an error among them."""
+        """Server-sent events, each converted by `read` from its name and JSON value; raises an error among them.
+
+        Raises Unavailable if an answer to POST ends without `[DONE]`.
+        """
         return AsyncStream(self._events(method, path, json, read))
 
     async def _events(
@@ -175,6 +178,8 @@ class AsyncConnection(AsyncClosing):
                 if content is None:
                     return
                 yield read(*content)
+        if method == "POST":  # the events of a job end without [DONE]
+            raise Unavailable("The answer was cut off before its end: try again.")
 
     @asynccontextmanager
     async def fetched(self, path: str) -> AsyncIterator[httpx2.Response]:

@@ -30,7 +30,7 @@ from adaptersoup.client.answers import (
 )
 from adaptersoup.client.http_options import connection_options, model_header
 from adaptersoup.client.waiting import Pause, sleep
-from registry.errors import Busy
+from registry.errors import Busy, Unavailable
 
 T = TypeVar("T")
 MAX_TRIES = 6
@@ -163,7 +163,10 @@ class Connection(Closing):
     def events(
         self, method: str, path: str, json: Mapping[str, Any] | None, read: Callable[[str, Any], T]
     ) -> Stream[T]:
-        """Server-sent events, each converted by `read` from its name and JSON value; raises an error among them."""
+        """Server-sent events, each converted by `read` from its name and JSON value; raises an error among them.
+
+        Raises Unavailable if an answer to POST ends without `[DONE]`.
+        """
         return Stream(self._events(method, path, json, read))
 
     def _events(
@@ -175,6 +178,8 @@ class Connection(Closing):
                 if content is None:
                     return
                 yield read(*content)
+        if method == "POST":  # the events of a job end without [DONE]
+            raise Unavailable("The answer was cut off before its end: try again.")
 
     @contextmanager
     def fetched(self, path: str) -> Iterator[httpx2.Response]:

@@ -537,8 +537,9 @@ def test_the_model_stands_in_a_header_too(model: str, header: str) -> None:
             Unavailable,
             "is not a JSON object",
         ),
+        (events(("message", {})), Unavailable, "cut off before its end"),
     ],
-    ids=["an error in it", "a refusal before it", "no stream", "no JSON"],
+    ids=["an error in it", "a refusal before it", "no stream", "no JSON", "no end"],
 )
 def test_a_stream_that_fails(answer: httpx2.Response, kind: type[SoupError], says: str) -> None:
     with pytest.raises(kind, match=says):
