@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from adaptersoup.client.additions import PULLED, Additions, inline, manifest_of, texts_of
@@ -84,7 +85,7 @@ class Calls(Blobs):
         Waits longer where the key's rate limit is used up. Raises the error of a failed job, Cancelled for a cancelled
         one, and Unavailable after `patience` seconds without a server.
         """
-        missed = 0
+        missing_since: float | None = None
         while True:
             try:
                 events = self.events("GET", f"{job_path(job_id)}/events", None, lambda name, value: (name, value))
@@ -96,13 +97,14 @@ class Calls(Blobs):
                                 break
                 job = self.json("GET", job_path(job_id))
             except Busy as error:  # the rate of the key is used up: the job runs on
+                missing_since = None
                 self.pause(error.retry_after)
             except Unavailable:
-                missed += 1
-                if missed >= patience:
+                missing_since = missing_since or monotonic()
+                if monotonic() - missing_since >= patience:
                     raise
             else:
-                missed = 0
+                missing_since = None
                 if job.get("state") in DONE:
                     return check_succeeded(job)
             self.pause(1.0)
