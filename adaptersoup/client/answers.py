@@ -155,8 +155,11 @@ def drop_none(values: Mapping[str, Any]) -> Json:
 
 
 def path_segment(text: str) -> str:
-    """A text quoted as one segment of a URL's path; raises InvalidName for one that leads to another path."""
-    if text in {"", ".", ".."}:
+    """A text quoted as one segment of a URL's path.
+
+    Raises InvalidName for one that leads to another path, and for characters of no name, such as half a surrogate pair.
+    """
+    if text in {"", ".", ".."} or not text.isprintable():
         raise InvalidName(f"{text!r} is neither a name nor an id.")
     return quote(text, safe="")
 

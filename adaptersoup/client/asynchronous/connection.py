@@ -30,7 +30,7 @@ from adaptersoup.client.answers import (
 )
 from adaptersoup.client.http_options import connection_options, model_header
 from adaptersoup.client.waiting import AsyncPause, async_sleep
-from registry.errors import Busy, Unavailable
+from registry.errors import Busy, InvalidParameter, Unavailable
 
 T = TypeVar("T")
 MAX_TRIES = 6
@@ -115,16 +115,11 @@ class AsyncConnection(AsyncClosing):
         """
         tries = 1
         while True:
-            check_open(self._http)
+            request = self._request(
+                method, path, json, content=body, params=params and drop_none(params), headers=headers
+            )
             with translated(self.base_url):
-                response = await self._http.request(
-                    method,
-                    path,
-                    json=json,
-                    content=body,
-                    params=params and drop_none(params),
-                    headers={**model_header(json), **(headers or {})},
-                )
+                response = await self._http.send(request)
             if response.is_success:
                 return response
             error = error_of(response)
@@ -199,10 +194,30 @@ class AsyncConnection(AsyncClosing):
     @asynccontextmanager
     async def _open(self, method: str, path: str, json: Mapping[str, Any] | None) -> AsyncIterator[httpx2.Response]:
         """An answer whose body is read as it arrives."""
-        check_open(self._http)
+        request = self._request(method, path, json)
         with translated(self.base_url):
-            async with self._http.stream(method, path, json=json, headers=model_header(json)) as response:
+            response = await self._http.send(request, stream=True)
+            try:
                 if not response.is_success and response.status_code != DOWNLOAD_ELSEWHERE:
                     await response.aread()
                     raise error_of(response)
                 yield response
+            finally:
+                await response.aclose()
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        json: Mapping[str, Any] | None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> httpx2.Request:
+        """A request with its headers; raises InvalidParameter if its values cannot be written as JSON or in a URL."""
+        check_open(self._http)
+        headers = {**model_header(json), **(headers or {})}
+        try:
+            return self._http.build_request(method, path, json=json, headers=headers, **options)
+        except (httpx2.InvalidURL, ValueError) as error:
+            raise InvalidParameter(f"The request cannot be sent: {error}.") from error

@@ -248,7 +248,7 @@ def test_a_setting_that_is_none_where_no_server_is_needed(
 
 
 def test_an_argument_that_is_no_utf_8_is_one_sentence(soup: Soup) -> None:
-    assert "use UTF-8" in refused(soup("ls", "--owner", "caf\udce9"))
+    assert "surrogates not allowed" in refused(soup("ls", "--owner", "caf\udce9"))
 
 
 @pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "odd://127.0.0.1", "http://[::"])

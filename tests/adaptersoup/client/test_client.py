@@ -133,6 +133,19 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_repeated(key: str) ->
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda client: list(client.adapters(q=99_999 * "a")), "too long"),
+        (lambda client: client.complete("base/x", "a", temperature=float("inf")), "not JSON compliant"),
+        (lambda client: next(client.stream("base/x", "\ud800")), "surrogates not allowed"),
+    ],
+)
+def test_values_that_no_request_can_carry(call: Callable[[SoupClient], Any], says: str) -> None:
+    with pytest.raises(InvalidParameter, match=f"cannot be sent: .*{says}"):
+        call(Server().client())
+
+
 def test_an_answer_without_rows_is_of_another_server() -> None:
     with pytest.raises(Unavailable, match="is no list"):
         list(Server().on("GET /v1/adapters", ok({})).client().adapters())
@@ -156,10 +169,11 @@ def test_names_that_are_none_never_leave(ref: str) -> None:
         lambda client: client.revoke_key(".."),
         lambda client: client.change_limits(namespace="..", adapters=1),
         lambda client: client.selector(".."),
+        lambda client: client.job("\udcff"),
     ],
-    ids=["alias-empty", "alias-dot", "alias", "job", "key", "namespace", "selector"],
+    ids=["alias-empty", "alias-dot", "alias", "job", "key", "namespace", "selector", "job-byte"],
 )
-def test_names_that_lead_to_another_path_never_leave(call: Callable[[SoupClient], Any]) -> None:
+def test_segments_of_a_path_that_are_no_names_never_leave(call: Callable[[SoupClient], Any]) -> None:
     server = Server()
     with pytest.raises(InvalidName, match="neither a name nor an id"):
         call(server.client())
