@@ -153,7 +153,8 @@ class AsyncOperatorCalls(AsyncClosing):
 
     async def route(self, texts: Sequence[str]) -> Route:
         """The model that `auto` chooses for a prompt or the user's messages of a chat; nothing is generated."""
-        return body_of(Route, await self._http.json("POST", "/v1/route", json={"texts": list(texts)}))
+        body = {"texts": check_names(texts, "texts")}
+        return body_of(Route, await self._http.json("POST", "/v1/route", json=body))
 
     async def probe(self, ref: str) -> Probe:
         """The probe of an adapter: what a server of it answers to some short texts.

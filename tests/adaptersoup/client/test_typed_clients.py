@@ -204,6 +204,8 @@ def test_what_is_asked_for_wrongly_never_leaves(typed: Client) -> None:
         for call in (typed.cook, typed.select, lambda texts: typed.evaluate("base/tiny", texts)):
             with pytest.raises(InvalidParameter, match="a list of passages"):
                 call(wrong)
+    with pytest.raises(InvalidParameter, match="a list of texts"):
+        typed.route("one text")
     with pytest.raises(InvalidParameter, match="efort"):
         typed.cook(["a"], efort="quick")
 
