@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from registry.errors import Conflict, SoupError
 from registry.formats import AdapterDirectory, check_place, read_directory
 from registry.names import Digest
-from registry.spec import Card, CookRequest, Frozen, HandRecipe, MergeMixing, NewCard, Owner, WeightedRef, Words
+from registry.spec import BaseId, Card, CookRequest, Frozen, HandRecipe, MergeMixing, NewCard, Owner, WeightedRef, Words
 from training.spec import BANK, SAMPLE, SAVE_SECONDS, VALID_SHARE, TrainingSpec
 
 
@@ -25,7 +25,7 @@ class TrainingRequest(Frozen):
 
     name: str = Field(max_length=129)
     domain: Words = Field(min_length=1, max_length=200)
-    base_model: str = Field(max_length=64)
+    base_model: BaseId
     texts: Digest
     valid: Digest | None = None
     valid_share: float | None = Field(default=None, gt=0, lt=1)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from adaptersoup.cli.flags import Flag, Flags, ParsedFlags, base_id, key_values, usage_error
+from adaptersoup.cli.flags import Flag, Flags, ParsedFlags, key_values, usage_error
 from registry.spec import CookRequest, PoolRequest, SelectOptions, SelectorSpec
 
 SELECTOR = ("selector", "paper", "encoder", "set", "single", "max_ingredients", "top")
@@ -35,7 +35,7 @@ SELECTION = Flags(
             "Use the best adapter if none passes the threshold, instead of abstaining.",
             switch="top",
         ),
-        "base": Flag("pool.base_model", "Base model of the pool, if there are several.", parse=base_id),
+        "base": Flag("pool.base_model", "Base model of the pool, if there are several."),
         "pool_tag": Flag("pool.tag", "Only adapters with this tag."),
         "pool_namespace": Flag("pool.namespaces", "Only adapters of this namespace; repeatable."),
         "pool_method": Flag(

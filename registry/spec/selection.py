@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field
 
 from registry.names import Digest, Part, digest_of
+from registry.spec.adapter import BaseId
 from registry.spec.frozen import Frozen
 from registry.spec.limits import MAX_INGREDIENTS
 
@@ -192,7 +193,7 @@ class Selection(Frozen):
 class PoolRequest(Frozen):
     """A pool in a request. Defaults are the only base model, the namespaces that the key may read, and all methods."""
 
-    base_model: Part | None = None
+    base_model: BaseId | None = None
     namespaces: tuple[Part, ...] | None = Field(default=None, max_length=64, fail_fast=True)
     method: str | None = Field(default=None, max_length=64)
     tag: Part | None = None

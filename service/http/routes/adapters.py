@@ -16,7 +16,7 @@ from registry.lifecycle import changes
 from registry.lifecycle.purge import purge
 from registry.names import Digest, DigestRef, NameRef, check_alias, parse_ref, split_name
 from registry.push import push
-from registry.spec import Manifest
+from registry.spec import BaseId, Manifest
 from registry.spec.frozen import Frozen
 from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
@@ -69,7 +69,7 @@ def push_adapter(response: Response, body: Manifest, services: AppServices, prin
 class AdapterListQuery(Frozen):
     """Filters of a list of adapters, and its paging."""
 
-    base_model: str | None = None
+    base_model: BaseId | None = None
     method: str | None = None
     domain: str | None = None
     owner: str | None = None

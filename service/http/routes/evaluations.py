@@ -11,6 +11,7 @@ from registry.errors import InvalidParameter
 from registry.evaluate.matrix import pairs_of
 from registry.names import Digest, digest_of
 from registry.select.requested import pool_of
+from registry.spec import BaseId
 from registry.spec.frozen import Frozen
 from service.access.keys import Principal
 from service.http.answers.jobs import requested_job_body
@@ -42,7 +43,7 @@ def evaluate_pool(response: Response, body: EvaluationRequest, services: AppServ
 class EvaluationListQuery(Frozen):
     """Filters of a list of evaluations, and its paging."""
 
-    base_model: str | None = None
+    base_model: BaseId | None = None
     namespace: str | None = None
     adapter: Digest | None = None
     """The digest of an adapter."""

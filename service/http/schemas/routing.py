@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from registry.names import Part
+from registry.spec import BaseId
 from service.http.schemas.wire import MixedAdapter, Wire
 
 
@@ -14,7 +14,7 @@ class RouteRequest(Wire):
     """`POST /v1/route`: a prompt, or the user's messages of a chat."""
 
     texts: list[str] = Field(min_length=1, max_length=500, fail_fast=True)
-    base_model: Part | None = None
+    base_model: BaseId | None = None
     """The base model of the adapters to compare; optional if the server has one base model."""
 
 

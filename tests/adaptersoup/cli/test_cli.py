@@ -553,7 +553,7 @@ def test_rm_asks_whoever_can_answer(soup: Soup, server: Server, monkeypatch: pyt
 
 
 def test_only_flags_that_were_given_are_in_the_value() -> None:
-    values = {"encoder": None, "paper": True, "pool_namespace": [], "base": "base/tiny", "max_ingredients": 0}
+    values = {"encoder": None, "paper": True, "pool_namespace": [], "base": "tiny", "max_ingredients": 0}
     flags = ParsedFlags(FLAGS, {**values, "set": ["x=1"]})
     assert flags.nested() == {
         "selector": {"mode": "paper"},

@@ -256,6 +256,13 @@ def test_bad_queries(world: World, query: str) -> None:
     refusal_with_code(world.client.get(f"/v1/adapters?{query}"), 400, "invalid_parameter")
 
 
+@pytest.mark.parametrize(("base_model", "count"), [(BASE_ID, 1), (f"base/{BASE_ID}", 1), ("base/none", 0)])
+def test_a_base_model_is_named_by_its_id_or_its_ref(world: World, base_model: str, count: int) -> None:
+    world.push("based/law", seed=63)
+    page = world.client.get("/v1/adapters", params={"base_model": base_model, "namespace": "based"}).json()
+    assert len(page["data"]) == count
+
+
 # --- whose ----------------------------------------------------------------------------------------
 
 

@@ -72,7 +72,7 @@ def test_a_route_is_the_choice_without_an_answer(fitted: World) -> None:
     assert 0 <= chosen["novelty"] <= 100
     answer = fitted.client.post("/v1/route", json={"texts": [" "]}, headers=headers)
     assert "chosen by the text of the prompt" in refusal(answer, 400)
-    answer = fitted.client.post("/v1/route", json={"texts": [prompt], "base_model": "nothing"}, headers=headers)
+    answer = fitted.client.post("/v1/route", json={"texts": [prompt], "base_model": "base/nothing"}, headers=headers)
     assert "no base model 'nothing'" in refusal(answer, 404)
     assert answer.json()["error"]["param"] == "base_model"
 

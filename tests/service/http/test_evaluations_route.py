@@ -112,7 +112,7 @@ def test_lists_are_paged_and_filtered(stocked: World, headers: dict[str, str]) -
         "/v1/evaluations", params={"limit": 100, "cursor": first["next_cursor"]}, headers=headers
     ).json()
     assert (len(first["data"]), len(rest["data"]), rest["next_cursor"]) == (3, count - 3, None)
-    assert len(evaluations(stocked, headers, base_model=BASE_ID, namespace="acme")) == count
+    assert len(evaluations(stocked, headers, base_model=f"base/{BASE_ID}", namespace="acme")) == count
     assert evaluations(stocked, headers, namespace="other") == {}
     for query in ({"base_model": "none"}, {"adapter": "x"}, {"q": "x"}):
         assert stocked.client.get("/v1/evaluations", params=query, headers=headers).status_code == 400, query

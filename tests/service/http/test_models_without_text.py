@@ -195,7 +195,7 @@ def test_a_soup_for_an_encoder_is_chosen_and_not_verified(world: World) -> None:
         )
     body: dict[str, Any] = {
         "sample": {"texts": passages("kitchen", 20, seed=3)},
-        "pool": {"base_model": "bert"},
+        "pool": {"base_model": "base/bert"},
         "selector": {"kind": "cosine", "encoder": "base"},
         "wait": 100,
     }

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from adaptersoup.cli.failures import Failures, explain
-from adaptersoup.cli.flags import base_id, key_values
+from adaptersoup.cli.flags import key_values
 from adaptersoup.cli.output import as_json, data, progress_bar, talk
 from adaptersoup.cli.remote import Remote, verb
 from adaptersoup.cli.verbs.push.manifest_file import COLUMNS, from_manifest
@@ -30,7 +30,7 @@ class AdapterFlags:
     domain: Annotated[str | None, typer.Option(help="Domain label, instead of that of the folder.")] = None
     base: Annotated[
         str | None,
-        typer.Option(callback=base_id, help="Base model on the server, instead of that of the folder."),
+        typer.Option(help="Base model on the server, instead of that of the folder."),
     ] = None
     sample: Annotated[
         Path | None, typer.Option(help="Sample, instead of that of the folder: a file, or a folder of files.")

@@ -139,7 +139,7 @@ def _metadata(cell: str) -> dict[str, Any]:
 
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "domain": str,
-    "base": lambda cell: cell.removeprefix("base/"),
+    "base": str,
     "owner": str,
     "license": str,
     "description": str,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 
-from adaptersoup.cli.flags import ParsedFlags, base_id, usage_error
+from adaptersoup.cli.flags import ParsedFlags, usage_error
 from adaptersoup.cli.output import progress_bar, talk
 from adaptersoup.cli.remote import Remote, verb
 from adaptersoup.cli.verbs.train.training_flags import TRAINING, SampleSize, spec_of
@@ -40,7 +40,7 @@ class Material:
         Path, typer.Option("--texts", "--data", help='Training data: .jsonl(.gz) of {"text"}, or of the task.')
     ]
     name: Annotated[str, typer.Option(help="Name of the adapter, as namespace/name.")]
-    base: Annotated[str, typer.Option(callback=base_id, help="Id of the base model on the server.")]
+    base: Annotated[str, typer.Option(help="Id of the base model on the server.")]
     valid: Annotated[Path | None, typer.Option(help="Validation data of the domain; the best state on it is kept.")] = (
         None
     )
