@@ -124,6 +124,8 @@ def _snapshot(source: str, repository: str, revision: str | None) -> Path:
         raise _soup_error(source, error) from error
     except (httpx2.HTTPError, XetDownloadError, OSError) as error:
         raise Unavailable(f"{source} could not be downloaded: {_first_line(error)}.") from error
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # `huggingface_hub` checks no answer
+        raise Unavailable(f"{source} could not be downloaded: the server of HF_ENDPOINT is no hub.") from error
 
 
 def _checked_commit(source: str, repository: str, revision: str | None) -> str:

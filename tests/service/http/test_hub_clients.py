@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import TypeAdapter
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from adaptersoup.client.hub_download import MOST_BYTES
@@ -155,6 +155,9 @@ DECLARED_FILES = {
 """The file of each repository of the little hub, and the size that the hub declares for it."""
 
 
+OTHER_ANSWERS = {"page": "<html>", "object": "{}", "list": "[1]"}
+"""Answers to the repositories `other/...` of the little hub: those of servers that are no hub."""
+
 REQUESTED_PATHS: list[str] = []
 """The paths that the little hub was asked for."""
 
@@ -163,6 +166,9 @@ async def little_hub(scope: Scope, receive: Receive, send: Send) -> None:
     """A hub that lists `DECLARED_FILES`."""
     REQUESTED_PATHS.append(scope["path"])
     name = scope["path"].rpartition("/")[2]
+    if name in OTHER_ANSWERS:
+        await Response(OTHER_ANSWERS[name])(scope, receive, send)
+        return
     file, size = DECLARED_FILES.get(name, (CONFIG, 1))
     sibling = {"rfilename": file} | ({} if size is None else {"size": size})
     commit = "../" * 20 if name == "odd" else "ab" * 20
@@ -237,6 +243,7 @@ def test_what_is_too_large_or_not_there_is_not_downloaded(receiver: Live, tmp_pa
         session = HubSession(f"http://127.0.0.1:{port}", "x", tmp_path)
         outcomes = [push(session, receiver, f"hub:big/{name}") for name in DECLARED_FILES]
         _, _, odd = push(session, receiver, "hub:big/odd")
+        refusals = [refused(push(session, receiver, f"hub:other/{name}")) for name in OTHER_ANSWERS]
     code, _, err = push(session, receiver, "hub:acme/law")
     session.close()
     assert (code, "hub:acme/law could not be downloaded" in err) == (1, True)
@@ -245,5 +252,6 @@ def test_what_is_too_large_or_not_there_is_not_downloaded(receiver: Live, tmp_pa
         message = f"{file} has {'an unknown number of' if size is None else size} bytes, and at most {MOST_BYTES[file]}"
         assert message in " ".join(err.split())
     assert "does not name its commit" in " ".join(odd.split())
+    assert all("HF_ENDPOINT is no hub" in " ".join(err.split()) for err in refusals)
     paths = [path for path in REQUESTED_PATHS if "big" in path]
     assert paths == [f"/api/models/big/{name}" for name in [*DECLARED_FILES, "odd"]]  # and no file, nor a tree
