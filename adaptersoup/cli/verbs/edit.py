@@ -13,6 +13,7 @@ from adaptersoup.cli.failures import Failures
 from adaptersoup.cli.flags import key_values, usage_error
 from adaptersoup.cli.remote import Remote, complete_ref, verb
 from adaptersoup.client import SoupClient
+from registry.errors import InvalidParameter, Unavailable
 from registry.spec import Card, Owner
 
 OWNER: TypeAdapter[str | None] = TypeAdapter(Owner | None)
@@ -100,7 +101,11 @@ def edit(
     if not rows and not failed:
         remote.answer({"object": "list", "data": []}, note="Nothing matches.")
         return
-    outdated = [row for row in rows if _differs(row, changes)]
+    outdated = []
+    for row in rows:
+        with failed.of(row["ref"]):
+            if _differs(row, changes):
+                outdated.append(row)
     if (confirmation.dry_run or not refs) and not confirmation.confirm("changed", outdated):
         remote.answer({"object": "list", "data": outdated}, *(str(row["ref"]) for row in outdated))
         failed.end()
@@ -123,11 +128,28 @@ def _adapters_named(client: SoupClient, refs: list[str], failed: Failures) -> li
 
 
 def _differs(row: dict[str, Any], changes: Changes) -> bool:
-    """Return True if the changes would change an adapter."""
-    card = Card.model_validate(row["card"])
-    if changes.new_domain not in (None, row["domain"]) or changes.new_owner not in (None, row.get("owner") or ""):
-        return True
-    return changes.card(card) != card
+    """Return True if the changes would change an adapter; raises the errors of `_cards`."""
+    stored, card = _cards(row, changes)
+    return (
+        card != stored
+        or changes.new_domain not in (None, row["domain"])
+        or changes.new_owner not in (None, row.get("owner") or "")
+    )
+
+
+def _cards(row: dict[str, Any], changes: Changes) -> tuple[Card, Card]:
+    """The stored card of an adapter, and the one with the changes.
+
+    Raises Unavailable for a card with fields of a newer server, which would lose them, and InvalidParameter if the card
+    has no room for the changes.
+    """
+    try:
+        stored = Card.model_validate(row["card"])
+        return stored, changes.card(stored)
+    except ValidationError:
+        raise Unavailable("The card has fields that this version does not know: use that of the server.") from None
+    except typer.BadParameter as error:
+        raise InvalidParameter(error.message) from None
 
 
 def _change(client: SoupClient, ref: str, changes: Changes) -> dict[str, Any]:
@@ -135,8 +157,7 @@ def _change(client: SoupClient, ref: str, changes: Changes) -> dict[str, Any]:
     row = client.adapter(ref)
     if not _differs(row, changes):  # the owner was set with another version of the name
         return row
-    stored = Card.model_validate(row["card"])
-    card = changes.card(stored)
+    stored, card = _cards(row, changes)
     return client.update_adapter(
         ref,
         card=None if card == stored else card,

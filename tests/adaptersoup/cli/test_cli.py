@@ -549,6 +549,16 @@ def test_rm_asks_whoever_can_answer(soup: Soup, server: Server, monkeypatch: pyt
     assert soup("rm", "team/law")[:2] == (0, "team/law@1\n")
 
 
+def test_edit_changes_the_others_if_a_card_is_full_or_of_a_newer_server(soup: Soup, server: Server) -> None:
+    cards = {"full": {"tags": [f"t{number}" for number in range(64)]}, "newer": {"colour": "red"}, "law": {}}
+    for name, card in cards.items():
+        server.on(f"GET /v1/adapters/team/{name}", ok({**ADAPTER, "ref": f"team/{name}", "card": card}))
+    server.on("PATCH /v1/adapters/team/law", ok({**ADAPTER, "card": {"tags": ["x"]}}))
+    code, out, err = soup("edit", *(f"team/{name}" for name in cards), "--add-tag", "x")
+    assert (code, out) == (1, "team/law@1\n")
+    assert err.startswith("team/full: Error: --add-tag: must have at most 64 items, and has 65.\nteam/newer: Error:")
+
+
 # --- choosing -------------------------------------------------------------------------------------
 
 
