@@ -130,7 +130,10 @@ class ParsedFlags:
         return [self.flags.flag_name(name) for name in names if name in self]
 
     def nested(self) -> dict[str, Any]:
-        """The values for the model: nested dicts by the names of its fields."""
+        """The values for the model: nested dicts by the names of its fields.
+
+        Raises BadParameter for a flag that holds nothing, such as an unset variable of a script.
+        """
         values: dict[str, Any] = {}
         for name, flag in self.flags.items():
             if name in self and flag.path:
@@ -139,6 +142,8 @@ class ParsedFlags:
                 for parent in parents:
                     target = target.setdefault(parent, {})
                 target[last] = flag.switch or (flag.parse(self[name]) if flag.parse else self[name])
+                if target[last] == []:
+                    raise typer.BadParameter(f"{self.flags.flag_name(name)} is empty: leave it out, or give a value.")
         return values
 
 

@@ -149,6 +149,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 MANY_DIGITS = 5000 * "9"  # more than Python reads as a number
+SUBMIT = ("train", "submit", "--texts", "SAMPLE", "--name", "team/law", "--base", "tiny")
 GROUPS = ("train", "alias", "ray", "keys", "namespaces", "limits", "jobs", "blobs")
 
 
@@ -213,6 +214,7 @@ def test_a_verb_that_is_none(soup: Soup) -> None:
         ["keys", "ls", "--limit", "0"],
         *(["keys", "create", "guest", "--expires", end] for end in ("soon", "d", "-3d", "99999999999d", "2031-13-01")),
         ["audit", "--until", "soon"],
+        *([*SUBMIT, "--method", "lora", "--targets", targets] for targets in ("", " ,")),
     ],
 )
 def test_usage_errors_are_2_and_send_nothing(soup: Soup, server: Server, sample: Path, args: list[str]) -> None:
