@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from math import inf
 from types import GenericAlias, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -228,9 +229,9 @@ def key_values(pairs: Sequence[str], option: str) -> dict[str, str | int | float
 def _scalar(text: str) -> str | int | float | bool | None:
     try:
         value = json.loads(text, parse_constant=str)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
-    return text if isinstance(value, str | list | dict) else value
+    return text if isinstance(value, str | list | dict) or value in (inf, -inf) else value
 
 
 def usage_error(error: ValidationError, names: Mapping[str, str] | None = None) -> typer.BadParameter:

@@ -615,6 +615,8 @@ def test_flags_become_a_selector() -> None:
         ("a=b", "a=b"),
         ("[1]", "[1]"),
         ("", ""),
+        ("-1e999", "-1e999"),
+        pytest.param(100_000 * "[", 100_000 * "[", id="nested"),
     ],
 )
 def test_values_of_repeated_flags(text: str, value: object) -> None:
