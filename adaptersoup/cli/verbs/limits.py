@@ -65,6 +65,8 @@ def change(remote: Remote, subject: Subject, flags: LimitFlags) -> None:
       soup limits set --of-key key-1234 --requests-per-minute default
     """
     limits = {name: None if value == -1 else value for name, value in asdict(flags).items() if value is not None}
+    if not limits:
+        raise typer.BadParameter("Name a limit to change, such as --jobs.")
     _answer(remote, remote.client.change_limits(**asdict(subject), **limits))
 
 

@@ -14,13 +14,13 @@ from registry.catalogue.rows import NamespaceRow
 from registry.errors import Forbidden, InvalidName
 from registry.names import RESERVED_NAMESPACES, check_alias, check_part
 from registry.quotas import effective_limits
-from registry.spec import LimitKind, UseLimits
+from registry.spec import LimitKind
 from service.access.keys import Principal, managed_row
 from service.http.app_services import AppServices
 from service.http.models.metering import used_rates
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.parameters import IfMatch, etag_of
-from service.http.schemas.namespaces import InUse, Limits, Namespace, NamespacePatch
+from service.http.schemas.namespaces import InUse, Limits, LimitsPatch, Namespace, NamespacePatch
 from service.http.security.auth import Admin, Reader
 
 router = APIRouter(prefix="/v1", route_class=CheckedRoute)
@@ -71,7 +71,7 @@ def get_key_limits(id: str, services: AppServices, principal: Admin) -> Limits:
 
 
 @router.patch("/keys/{id}/limits", tags=["keys"])
-def change_key_limits(id: str, body: UseLimits, services: AppServices, principal: Admin) -> Limits:
+def change_key_limits(id: str, body: LimitsPatch, services: AppServices, principal: Admin) -> Limits:
     """Change the limits of a key that the request names; null sets one to the server's default."""
     with services.registry.database.write() as catalogue:
         managed_row(catalogue, id, principal)
@@ -90,7 +90,7 @@ def get_namespace_limits(ns: str, services: AppServices, principal: Reader) -> L
 
 
 @router.patch("/namespaces/{ns}/limits", tags=["keys"])
-def change_namespace_limits(ns: str, body: UseLimits, services: AppServices, principal: Admin) -> Limits:
+def change_namespace_limits(ns: str, body: LimitsPatch, services: AppServices, principal: Admin) -> Limits:
     """Change the limits of a namespace that the request names; null sets one to the server's default.
 
     Requires an admin key with all namespaces; a namespace's own admin cannot change its limits.
@@ -104,9 +104,9 @@ def change_namespace_limits(ns: str, body: UseLimits, services: AppServices, pri
     return _with_rates(services, limits)
 
 
-def _change(catalogue: Catalogue, kind: LimitKind, subject: str, body: UseLimits, principal: Principal) -> None:
+def _change(catalogue: Catalogue, kind: LimitKind, subject: str, body: LimitsPatch, principal: Principal) -> None:
     old = catalogue.limits.get(kind, subject)
-    changed = old.model_copy(update=body.model_dump(exclude_unset=True))
+    changed = old.model_copy(update=body.changes())
     catalogue.limits.set(kind, subject, changed)
     audit_subject = f"{subject}/" if kind == "namespace" else subject
     principal.caller.audit(

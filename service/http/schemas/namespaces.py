@@ -38,6 +38,12 @@ class NamespacePatch(Patch):
     """Days without use after which an unnamed soup is retired; 0 is never, null is the server's setting."""
 
 
+class LimitsPatch(Patch, UseLimits):
+    """Changes of limits; absent ones do not change, and null sets one to the server's default."""
+
+    nullable = frozenset(UseLimits.model_fields)
+
+
 class InUse(Wire):
     """The use of its limits by a key or namespace."""
 

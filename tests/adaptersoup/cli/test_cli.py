@@ -185,6 +185,7 @@ def test_a_verb_that_is_none(soup: Soup) -> None:
         ["namespaces", "set", "a"],
         ["namespaces", "set", "a", "--unnamed-soup-days", "few"],
         ["keys", "set", "k"],
+        ["limits", "set", "--of-key", "k"],
         ["keys", "set", "k", "--expires", "soon"],
         ["keys", "rotate", "k", "--grace", "long"],
         ["keys", "set", "k", "--expires", MANY_DIGITS + "d"],
