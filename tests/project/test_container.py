@@ -197,7 +197,6 @@ LIBPQ = {"PGPASSWORD"}
 KUBERNETES = REPOSITORY / "deploy" / "kubernetes" / "base"
 STORE = {"AWS_ENDPOINT_URL", "AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"}
 """Variables of the object store's client."""
-ALWAYS = {"postgres", "migrate", "soup"}
 REPLICAS = ("first", "second")
 """The servers of the profile `replicas`."""
 OURS = ("migrate", "soup", *REPLICAS)
@@ -271,7 +270,7 @@ def test_images_are_pinned_and_postgresql_is_the_one_that_is_tested(services: di
 
 
 def test_each_waits_for_the_one_before(services: dict[str, Any]) -> None:
-    assert {name for name, service in services.items() if "profiles" not in service} == ALWAYS
+    assert {name for name, service in services.items() if "profiles" not in service} == {"postgres", "migrate", "soup"}
     assert services["migrate"]["depends_on"] == {"postgres": {"condition": "service_healthy"}}
     assert services["soup"]["depends_on"]["migrate"] == {"condition": "service_completed_successfully"}
     assert services["migrate"]["restart"] == "no"

@@ -31,7 +31,6 @@ from registry.names import file_digest
 from registry.spec import BaseEntry, BaseShape
 from tests.tiny_models import build_tiny_base
 
-NOTHING = "sha256:" + "0" * 64
 CHAT = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
 
 
@@ -139,7 +138,7 @@ def test_a_wheel_that_is_not_whole_is_thrown_away(models, change):
     ],
 )
 def test_other_bytes_and_another_model_are_refused(models, monkeypatch, constant, match, remaining):
-    monkeypatch.setattr(base_models, constant, NOTHING)
+    monkeypatch.setattr(base_models, constant, "sha256:" + "0" * 64)
     with pytest.raises(DemoFailed, match=match):
         smollm2(Talk(1))
     assert names(models) == remaining

@@ -48,7 +48,6 @@ SMALLER = {
     "--steps 30": "--steps 3",
 }
 """What the tutorial's training is given here."""
-DEFAULT_URL = "http://127.0.0.1:8000"
 MARKED = re.compile(r"<!-- run(?:: (?P<what>[a-z]+))? -->\n```(?P<language>sh|python)\n(?P<code>.*?)```", re.DOTALL)
 
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -81,7 +80,7 @@ class Home:
 
     def run(self, language: str, code: str) -> str:
         """Return the stdout of a block; a failing command fails the test."""
-        code = code.replace(DEFAULT_URL, self.live.url)
+        code = code.replace("http://127.0.0.1:8000", self.live.url)
         command = [sys.executable, "-c", code] if language == "python" else ["bash", "-euo", "pipefail", "-c", code]
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=300, check=False

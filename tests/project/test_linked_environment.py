@@ -10,8 +10,6 @@ import pytest
 
 from tests.repository import REPOSITORY
 
-STAMPS = (".runtime", ".dev", ".demo")
-
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
@@ -22,7 +20,7 @@ def checkout(tmp_path: Path) -> Path:
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')
     python.chmod(0o755)
-    for name in STAMPS:
+    for name in (".runtime", ".dev", ".demo"):
         (folder / ".venv" / name).touch()
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copyfile(REPOSITORY / name, folder / name)

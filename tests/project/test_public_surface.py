@@ -61,10 +61,7 @@ def library() -> Any:
     return {"exports": sorted(adaptersoup.__all__), "calls": calls}
 
 
-SURFACES: list[Callable[[], Any]] = [spec, client, library]
-
-
-@pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.__name__)
+@pytest.mark.parametrize("surface", [spec, client, library], ids=lambda surface: surface.__name__)
 def test_surface(surface: Callable[[], Any]) -> None:
     file, now = SNAPSHOTS / f"{surface.__name__}.json", json.dumps(surface(), indent=1) + "\n"
     if os.environ.get("UPDATE_SNAPSHOTS") == "1":

@@ -181,13 +181,12 @@ def distilbert_ffn(layer, x):
 
 NORMS = ("input_layernorm", "post_attention_layernorm")
 BERT = ("encoder.layer", post_norm(bert_attention, bert_ffn), ("attention.output.LayerNorm", "output.LayerNorm"))
-OPT_NORMS = ("self_attn_layer_norm", "final_layer_norm")
 LAYERS = {
     **dict.fromkeys(RMS, ("model.layers", sequential(llama_attention, mlp), NORMS)),
     "gpt2": ("transformer.h", sequential(gpt2_attention, mlp), ("ln_1", "ln_2")),
     "gpt_neox": ("gpt_neox.layers", side_by_side(neox_attention, mlp), NORMS),
     "gpt_neox-sequential": ("gpt_neox.layers", sequential(neox_attention, mlp), NORMS),
-    "opt": ("model.decoder.layers", sequential(llama_attention, opt_ffn), OPT_NORMS),
+    "opt": ("model.decoder.layers", sequential(llama_attention, opt_ffn), ("self_attn_layer_norm", "final_layer_norm")),
     **dict.fromkeys(("bert", "roberta", "xlm-roberta"), BERT),
     "distilbert": (
         "transformer.layer",

@@ -17,7 +17,6 @@ from registry.stored.files import remove_files
 from tests.registry.toy_registry import SHAPE, ToyRegistry, passages, sample
 
 POOL = PoolSpec(base_fingerprint=SHAPE.fingerprint)
-HALF = {"method": "concat", "scale": 0.5}
 RECIPE = {"ingredients": [{"ref": "acme/law", "weight": 0.5}, {"ref": "acme/tax", "weight": 0.5}]}
 
 
@@ -118,7 +117,7 @@ def test_who_has_learnt_from_its_sample_is_named(verbs: ToyRegistry) -> None:
     owner = verbs.push("acme/novel", seed=9, sample={"texts": texts}).row
     assert owner.sample.digest == row.tuned_on
     mixed = verbs.cook(recipe={"ingredients": [{"ref": row.ref}, {"ref": "acme/law"}]}, mixing={"method": "concat"})
-    remixed = verbs.cook(recipe={"ingredients": [{"ref": mixed.digest}]}, mixing=HALF)
+    remixed = verbs.cook(recipe={"ingredients": [{"ref": mixed.digest}]}, mixing={"method": "concat", "scale": 0.5})
     purged(verbs, row)  # what was made of it has learnt from the sample all the same
     assert [tuned_soup.id for tuned_soup in purged(verbs, owner).tuned] == [remixed.soup_id, mixed.soup_id]
     assert verbs.row(law.id).ref == "acme/law@1"

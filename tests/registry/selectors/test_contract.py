@@ -351,7 +351,6 @@ def test_weights_follow_the_rank() -> None:
 # --- domains whose vectors are read when they are looked at ---------------------------------------
 
 
-READ_SPECS = [PosteriorSpec(dimensions=6), CosineSpec(encoder="base")]
 MOST_IN_MEMORY = 2
 """Samples in memory: the one that is looked at, and its like while Python still holds the one before."""
 
@@ -399,7 +398,7 @@ def state(selector: Any) -> bytes:
     return dump_state(*selector.to_state())
 
 
-@pytest.mark.parametrize("spec", READ_SPECS, ids=lambda spec: spec.kind)
+@pytest.mark.parametrize("spec", [PosteriorSpec(dimensions=6), CosineSpec(encoder="base")], ids=lambda spec: spec.kind)
 @pytest.mark.parametrize("units", [40, 130])
 @pytest.mark.parametrize("large", [False, True])
 def test_a_fit_and_an_update_hold_the_vectors_of_one_domain(

@@ -36,7 +36,6 @@ from training import sweep
 pytestmark = pytest.mark.slow
 
 TOKEN = "token-of-the-tests-" + "0" * 32
-STORE_BYTES = 100_000_000
 LINES = [json.dumps({"text": f"The judge of court {i} held that contract {i * 7} was void."}) for i in range(60)]
 
 
@@ -46,7 +45,7 @@ class Nodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self._about = {"node_ip_address": LOOPBACK, "object_store_memory": STORE_BYTES}
+        self._about = {"node_ip_address": LOOPBACK, "object_store_memory": 100_000_000}
         head = {**self._about, "include_dashboard": False, "num_cpus": 1}
         self._cluster = Cluster(initialize_head=True, connect=False, head_node_args=head)
         self._nodes: list[Any] = []

@@ -48,12 +48,11 @@ limits = st.fixed_dictionaries(
         "kv": st.none() | st.integers(1, 6).map(lambda rows: rows * MIN_ROW_POSITIONS),
     }
 )
-paces = st.none() | st.integers(1, 40)
 rooms = st.none() | st.integers(0, 3)
 
 
 @settings(max_examples=60)
-@given(actions, st.integers(1, 6) | st.just(99), limits, paces, rooms)
+@given(actions, st.integers(1, 6) | st.just(99), limits, st.none() | st.integers(1, 40), rooms)
 def test_laws_hold_whatever_comes(
     script: list[tuple[str, object]],
     max_queue: int,

@@ -17,13 +17,12 @@ from adaptersoup import Store
 from tests.repository import REPOSITORY
 
 pytestmark = pytest.mark.slow
-PACKED = REPOSITORY / "tests" / "fixtures" / "data_folder.tar.xz"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("older")
-    with tarfile.open(PACKED) as packed:
+    with tarfile.open(REPOSITORY / "tests" / "fixtures" / "data_folder.tar.xz") as packed:
         packed.extractall(root, filter="data")
     return root / "data_folder"
 
