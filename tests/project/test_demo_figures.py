@@ -52,8 +52,7 @@ def test_a_score_knows_its_figures():
     assert passages_score.perplexity == pytest.approx(math.e**2)
     assert passages_score.bits_per_byte == pytest.approx(0.5 / math.log(2))
     against = passages_score.against(Score(nll=(21.0, 42.0), tokens=(10, 20), bytes=120))
-    assert against.difference == pytest.approx(-0.1)
-    assert against.standard_error == pytest.approx(0.0, abs=1e-12)
+    assert (against.difference, against.standard_error) == (pytest.approx(-0.1), pytest.approx(0.0, abs=1e-12))
 
 
 # --- table -----------------------------------------------------------------------------------------------
@@ -99,8 +98,7 @@ def test_figures_and_rows_are_json_and_agree(small):
     assert len(rows) == 3 * 2 + 2 * 2
     oracle = [row for row in rows if row["method"] == "oracle_best_single_adapter"]
     assert [row["taken"] for row in oracle] == ["one", "two"]
-    assert oracle[0]["perplexity"] == pytest.approx(math.exp(1.9))
-    assert oracle[0]["difference"] == pytest.approx(-0.1)
+    assert (oracle[0]["perplexity"], oracle[0]["difference"]) == (pytest.approx(math.exp(1.9)), pytest.approx(-0.1))
 
 
 # --- beside a control ------------------------------------------------------------------------------------

@@ -240,8 +240,7 @@ def test_probes_ask_for_routes_that_need_no_key(resources: list[Resource], calls
         if name == "soup-migrate":
             assert paths == {}
             continue
-        assert paths["livenessProbe"] == "/healthz"
-        assert paths["readinessProbe"] == "/readyz"
+        assert (paths["livenessProbe"], paths["readinessProbe"]) == ("/healthz", "/readyz")
         assert ("startupProbe" in paths) == (name != PROXY)  # it loads no model
         assert paths.get("startupProbe", "/healthz") == "/healthz"
         assert all("security" not in calls[path]["get"] for path in paths.values())

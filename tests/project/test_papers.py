@@ -159,8 +159,7 @@ def test_soups_are_judged_by_their_results_file(reference, value, error, note, t
     assert judge([], tmp_path)[0].verdict == "not run yet"
     (tmp_path / "adaptersoup_x.json").write_text(json.dumps({"rows": [*soup_rows("a"), *soup_rows("b")]}))
     [judgement] = judge([], tmp_path)
-    assert judgement.estimate.value == pytest.approx(value)
-    assert judgement.estimate.error == pytest.approx(error)
+    assert (judgement.estimate.value, judgement.estimate.error) == (pytest.approx(value), pytest.approx(error))
     assert (judgement.verdict, judgement.note) == ("undecided" if note else "agrees", note)
 
 

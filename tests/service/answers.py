@@ -27,7 +27,6 @@ def temporary_refusal(answer: Any, status: int = 503) -> str:
     """The sentence of a refusal that passes, which says when to come again."""
     code, type = {429: ("busy", "rate_limit_error"), 503: ("unavailable", "server_error")}[status]
     message = refusal_with_code(answer, status, code)
-    assert answer.json()["error"]["type"] == type
-    assert answer.headers["retry-after"] == "5"
+    assert (answer.json()["error"]["type"], answer.headers["retry-after"]) == (type, "5")
     assert "\n" not in message
     return message

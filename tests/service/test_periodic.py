@@ -28,8 +28,7 @@ def test_failures_end_nothing_and_are_logged_once(caplog: pytest.LogCaptureFixtu
         periodic.start()
         assert ended.wait(30)
         assert periodic.stop(seconds=30)
-    assert called[:5] == [None, *called[1:4], None]
-    assert called[-1] == "last"
+    assert (called[:5], called[-1]) == ([None, *called[1:4], None], "last")
     assert [record.message for record in caplog.records] == [
         "counting: full",
         "counting failed",

@@ -38,8 +38,7 @@ def test_the_environment_is_read_with_the_prefix(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PORT", "1")
     monkeypatch.setenv("SOUP_ALLOWED_HOSTS", "A.example, [::1],")
     settings = Settings()
-    assert settings.port == 9000
-    assert settings.allowed_hosts == ("a.example", "::1")
+    assert (settings.port, settings.allowed_hosts) == (9000, ("a.example", "::1"))
     assert settings.admin_key_path == tmp_path / "admin.key"
     assert settings.database == f"sqlite:///{tmp_path.as_posix()}/soup.db"
 
@@ -60,8 +59,7 @@ def test_an_empty_variable_is_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOUP_BASES", "")
     monkeypatch.setenv("SOUP_BOOTSTRAP_KEY", "")
     settings = Settings()
-    assert settings.bases is None
-    assert settings.bootstrap_key is None
+    assert (settings.bases, settings.bootstrap_key) == (None, None)
 
 
 @pytest.mark.parametrize(

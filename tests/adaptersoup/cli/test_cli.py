@@ -338,8 +338,7 @@ def test_the_name_is_the_data(soup: Soup, server: Server, folder: Path) -> None:
     assert (code, out) == (0, "team/law@1\n")
     assert "few passages" in err
     card = server.body()["card"]
-    assert card["tags"] == ["v2"]
-    assert card["metadata"] == {"epochs": 3}
+    assert (card["tags"], card["metadata"]) == (["v2"], {"epochs": 3})
 
 
 @pytest.mark.parametrize(("ref", "merge"), [("team/law-bank@2", "team/law"), ("team/experts@1", "team/experts-merge")])
@@ -655,8 +654,7 @@ def test_select_explains_itself(soup: Soup, server: Server, sample: Path) -> Non
     assert "few units" in err
     assert "percentile" in err
     body = server.body()
-    assert body["selector"]["mode"] == "paper"
-    assert body["options"]["max_ingredients"] == 2
+    assert (body["selector"]["mode"], body["options"]["max_ingredients"]) == ("paper", 2)
     assert body["pool"] == {"tag": "v2", "method": "lora", "include_soups": False}
     assert body["sample"]["texts"] == ["passage 0", "passage 1", "passage 2"]
 
@@ -741,8 +739,7 @@ def test_how_to_mix(cook: Soup, server: Server) -> None:
     }
     flags = ("--recipe", "team/a,team/b", "--mixing", "concat", "--max-width", "16")
     _, err = done(cook(*flags, reason="2 adapters by concat.", report=report))
-    assert server.body()["mixing"] == {"method": "concat", "scale": "1"}
-    assert server.body()["max_width"] == 16
+    assert (server.body()["mixing"], server.body()["max_width"]) == ({"method": "concat", "scale": "1"}, 16)
     _, alone = done(cook("--recipe", "team/a", reason="team/a@1 alone.", report={**report, "members": 1}))
     assert alone.splitlines()[-1] == "team/a@1 alone."
     assert "2 adapters by concat. (1.20 times the cost of one adapter, width 16, 3e-08 from the exact" in err

@@ -128,8 +128,7 @@ def test_the_domain_is_the_folder_s_name_and_a_second_run_sends_nothing(
     assert (code, out.split()) == (0, [f"one/{name}@1" for name in NAMES]), err
     lines = err.splitlines()
     assert lines[0].split() == ["ADAPTER", "STATE", "DOMAIN", "NOTE"]
-    assert lines[1].split()[:3] == ["one/anatomy@1", "pushed", "anatomy"]
-    assert lines[-1] == "4 pushed."
+    assert (lines[1].split()[:3], lines[-1]) == (["one/anatomy@1", "pushed", "anatomy"], "4 pushed.")
 
     monkeypatch.delattr(SoupClient, "push_patiently")  # so that nothing can be sent
     code, out, err = soup("push", *sorted(many.iterdir()), "--namespace", "one", "--tag", "v1")

@@ -261,8 +261,7 @@ def test_a_file_is_streamed_with_its_length(tmp_path: Path) -> None:
     server = Server().on(f"HEAD /v1/blobs/{digest}", httpx2.Response(404)).on(f"PUT /v1/blobs/{digest}", ok({}))
     steps: list[tuple[int, int, str]] = []
     server.client().upload(file, progress=lambda *step: steps.append(step))
-    assert server.requests[-1].content == data
-    assert server.requests[-1].headers["content-length"] == str(len(data))
+    assert (server.requests[-1].content, server.requests[-1].headers["content-length"]) == (data, str(len(data)))
     assert "transfer-encoding" not in server.requests[-1].headers
     assert steps[-1] == (len(data), len(data), "big")
 
@@ -295,8 +294,7 @@ def test_a_small_adapter_is_one_request(folder: Path) -> None:
     assert base64.b64decode(body["files"][WEIGHTS_FILE]["base64"]) == b"w" * 100
     assert body["sample"] == {"texts": ["one", "two"]}
     assert (body["name"], body["domain"], body["base_model"]) == ("team/law", "law", "tiny")
-    assert body["card"]["tags"] == ["v2"]
-    assert body["card"]["metadata"] == {"k": 1}
+    assert (body["card"]["tags"], body["card"]["metadata"]) == (["v2"], {"k": 1})
 
 
 def test_a_large_adapter_goes_up_as_blobs(folder: Path) -> None:
@@ -306,15 +304,13 @@ def test_a_large_adapter_goes_up_as_blobs(folder: Path) -> None:
     for digest in (weights, sample):
         server.on(f"PUT /v1/blobs/{digest}", ok({}))
     server.client(inline_bytes=10).push_directory(folder, name="team/law")
-    assert server.body()["files"] == {WEIGHTS_FILE: {"digest": weights}}
-    assert server.body()["sample"] == {"blob": sample}
+    assert (server.body()["files"], server.body()["sample"]) == ({WEIGHTS_FILE: {"digest": weights}}, {"blob": sample})
 
 
 def test_the_given_sample_wins(folder: Path) -> None:
     server = Server().on("POST /v1/adapters", ok({}))
     server.client().push_directory(folder, name="team/law", more=Additions(texts=["three"], domain="other"))
-    assert server.body()["sample"] == {"texts": ["three"]}
-    assert server.body()["domain"] == "other"
+    assert (server.body()["sample"], server.body()["domain"]) == ({"texts": ["three"]}, "other")
 
 
 def test_embeddings_stand_in_for_texts(tmp_path: Path) -> None:

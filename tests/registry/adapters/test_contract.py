@@ -162,9 +162,7 @@ def test_its_configuration_is_the_same_value_after_json(
 ) -> None:
     config, _ = config_and_tensors
     back = CONFIGS.validate_json(CONFIGS.dump_json(config))
-    assert back == config
-    assert hash(back) == hash(config)
-    assert back.identity() == config.identity()
+    assert (back, hash(back), back.identity()) == (config, hash(config), config.identity())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

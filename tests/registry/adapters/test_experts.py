@@ -71,8 +71,7 @@ def test_names_are_the_experts_and_copies_have_a_leading_dimension():
     }
     path = "base_model.model.transformer.h.1.attn.c_attn"
     both = expected_tensors(bank_config(lora(), experts=2, share="down"), SHAPE)
-    assert both[f"{path}.lora_A.weight"] == (4, 16)
-    assert both[f"{path}.lora_B.weight"] == (2, 48, 4)
+    assert (both[f"{path}.lora_A.weight"], both[f"{path}.lora_B.weight"]) == ((4, 16), (2, 48, 4))
 
 
 @pytest.mark.parametrize("share", SHARES)
@@ -144,8 +143,7 @@ def test_copies_of_one_merge_to_it_bit_for_bit(values, experts):
 
 def test_half_precision_is_merged_in_fp32():
     mean = mean_of(torch.tensor([[1.0], [1.0], [1.0078125]], dtype=torch.bfloat16))
-    assert mean.dtype == torch.float32
-    assert mean.item() == pytest.approx(1 + 0.0078125 / 3, rel=1e-7)
+    assert (mean.dtype, mean.item()) == (torch.float32, pytest.approx(1 + 0.0078125 / 3, rel=1e-7))
 
 
 # --- on a base model --------------------------------------------------------------------------------

@@ -54,10 +54,8 @@ class TestEveryEncoder:
     def test_shapes_and_dtypes(self, encoder: Encoder) -> None:
         embedded = encoder.encode(TEXTS)
         n = len(embedded.vectors)
-        assert embedded.vectors.shape == (n, encoder.dimensions)
-        assert embedded.vectors.dtype == np.float32
-        assert embedded.source.shape == (n,)
-        assert embedded.source.dtype == np.int64
+        assert (embedded.vectors.shape, embedded.vectors.dtype) == ((n, encoder.dimensions), np.float32)
+        assert (embedded.source.shape, embedded.source.dtype) == ((n,), np.int64)
         assert set(embedded.source) == set(range(len(TEXTS)))
         assert embedded.unit == encoder.unit
         assert np.isfinite(embedded.vectors).all()
@@ -96,9 +94,7 @@ class TestEveryEncoder:
 
 def test_losses_come_with_the_vectors() -> None:
     embedded = BaseModelEncoder(FINGERPRINT, 4, fake_embed).encode(["a b c", "x" * 1001])
-    assert embedded.tokens.tolist() == [3, 1]
-    assert embedded.nll.tolist() == [5 / 3, 1001 / 3]
-    assert embedded.truncated == 1
+    assert (embedded.tokens.tolist(), embedded.nll.tolist(), embedded.truncated) == ([3, 1], [5 / 3, 1001 / 3], 1)
     assert embedded.vectors[0].tolist() == [5, 0, 2, 1]
 
 
@@ -192,21 +188,18 @@ def test_unit_vectors_of_sentences(sbert: SentenceBertEncoder) -> None:
     assert embedded.source.tolist() == [0, 0, 1]
     assert np.linalg.norm(embedded.vectors, axis=1) == pytest.approx(1.0, abs=1e-5)
     assert sbert.dimensions == 384
-    assert embedded.nll is None
-    assert embedded.tokens is None
+    assert (embedded.nll, embedded.tokens) == (None, None)
 
 
 def test_two_hundred_sentences_unless_told(sbert: SentenceBertEncoder) -> None:
     texts = [" ".join(f"This is sentence {i} of text {j}." for i in range(15)) for j in range(15)]
     embedded = sbert.encode(texts)
-    assert len(embedded.vectors) == 200
-    assert len(set(embedded.source.tolist())) == 15
+    assert (len(embedded.vectors), len(set(embedded.source.tolist()))) == (200, 15)
 
 
 def test_truncation_is_counted_at_the_limit(sbert: SentenceBertEncoder) -> None:
     fits, longer = "word " * 254, "word " * 255  # 256 pieces with [CLS] and [SEP], and one more
-    assert sbert.encode([fits]).truncated == 0
-    assert sbert.encode([longer, fits, "x " * 3000]).truncated == 2
+    assert (sbert.encode([fits]).truncated, sbert.encode([longer, fits, "x " * 3000]).truncated) == (0, 2)
 
 
 def test_threads_share_one_model(sbert: SentenceBertEncoder) -> None:

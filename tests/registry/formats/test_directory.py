@@ -80,9 +80,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 def test_embeddings_carry_what_made_them(tmp_path: Path) -> None:
     note = EmbeddingsNote(encoder=DIGEST, unit="sentence")
     folder = read_directory(written(tmp_path / "a", embeddings=(b"vectors", note)))
-    assert folder.embeddings == tmp_path / "a" / EMBEDDINGS_FILE
-    assert folder.embeddings_note == note
-    assert folder.sample is None
+    assert (folder.embeddings, folder.embeddings_note, folder.sample) == (tmp_path / "a" / EMBEDDINGS_FILE, note, None)
 
 
 def test_the_card_comes_back(tmp_path: Path) -> None:

@@ -240,8 +240,7 @@ def test_the_report_says_what_is_pruned():
     ingredients = ingredients_of(CONFIG, [0.5, 0.5])
     report, config = reported(ingredients, AverageMixing())[1], result(ingredients, AverageMixing())
     plain = sum(tensor.numel() for tensor in tensors_of(CONFIG, 0).values())
-    assert report.parameters == plain - config.pruned.masked
-    assert report.size_bytes == 4 * plain + 4 * 64 // 8
+    assert (report.parameters, report.size_bytes) == (plain - config.pruned.masked, 4 * plain + 4 * 64 // 8)
     (note,) = report.notes
     assert note.startswith(f"Pruned are {config.pruned.masked} entries (")
     shares = " ".join(

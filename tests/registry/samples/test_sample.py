@@ -30,9 +30,7 @@ def test_what_is_dropped_is_counted():
 
 def test_over_500_are_drawn_with_a_recorded_seed_and_in_order():
     first, second = clean_sample(WORDS), clean_sample(WORDS)
-    assert first.report.kept == 500
-    assert first.report.seed == 0
-    assert first.data == second.data
+    assert (first.report.kept, first.report.seed, first.data) == (500, 0, second.data)
     assert list(first.texts) == sorted(first.texts, key=WORDS.index)
     assert clean_sample(WORDS[:500]).report.seed is None
 

@@ -64,9 +64,7 @@ def selector(kind: str, spec: Any, fitted: dict[str, Selector]) -> Selector:
 class TestEverySelector:
     def test_the_state_round_trips_to_the_last_bit(self, kind: str, selector: Selector) -> None:
         loaded = restored(selector)
-        assert loaded.spec == selector.spec
-        assert loaded.members_ == selector.members_
-        assert loaded.report_ == selector.report_
+        assert (loaded.spec, loaded.members_, loaded.report_) == (selector.spec, selector.members_, selector.report_)
         assert loaded.rank(SAMPLE).selection() == selector.rank(SAMPLE).selection()
         assert dump_state(*loaded.to_state()) == dump_state(*selector.to_state())
         assert all(array.dtype in (np.float64, np.int64) for array in selector.to_state()[0].values())
@@ -259,8 +257,7 @@ def test_laws_of_any_selection(remaining: set[int], options: SelectOptions, seed
         named = [entry.digest for entry in (*selection.selected, *selection.left_out)]
         assert sorted(named) == sorted(member.digest for member in DOMAINS)
         assert all(entry.reason.endswith(".") for entry in selection.left_out)
-        assert selection.units == 25
-        assert selection.abstained == (not selection.selected)
+        assert (selection.units, selection.abstained) == (25, not selection.selected)
         if selection.selected:
             assert sum(Decimal(entry.weight) for entry in selection.selected) == 1
         if selector.kind != "uniform":

@@ -122,8 +122,7 @@ def test_component_zero_is_gone(selector: GmmSelector) -> None:
     components = selector.clusters_.projection.components
     assert components.shape == (3, 4)
     assert np.abs(components[:, 0]).max() < 0.01
-    assert selector.report_["component_zero"]["chosen"] == "drop"
-    assert selector.report_["covariance"] == "full"
+    assert (selector.report_["component_zero"]["chosen"], selector.report_["covariance"]) == ("drop", "full")
     assert selector.clusters_.mixture.precisions_cholesky.shape == (3, 3, 3)
     assert "3 dimensions of the 50" in selector.report_["warnings"][0]
     assert selector.report_["held_out_accuracy"] == 1.0
@@ -137,8 +136,7 @@ def test_a_tenth_of_the_sample_is_enough(selector: GmmSelector) -> None:
         ("d1", 0.4, "0.333333333"),
         ("d2", 0.1, "0.333333333"),
     ]
-    assert sorted(selection.counts.values()) == [2, 8, 10]
-    assert selection.thresholds == {"min_share": 0.1}
+    assert (sorted(selection.counts.values()), selection.thresholds) == ([2, 8, 10], {"min_share": 0.1})
 
 
 def test_less_than_a_tenth_is_not(selector: GmmSelector) -> None:
@@ -152,8 +150,7 @@ def test_less_than_a_tenth_is_not(selector: GmmSelector) -> None:
 
 def test_the_default_finds_out_that_component_zero_is_in_the_way() -> None:
     report = GmmSelector(GmmSpec()).fit(paper_domains()).report_
-    assert report["covariance"] == "tied"
-    assert report["component_zero"]["chosen"] == "drop"
+    assert (report["covariance"], report["component_zero"]["chosen"]) == ("tied", "drop")
     accuracy = report["component_zero"]["held_out_accuracy"]
     assert accuracy["drop"] == 1.0 > accuracy["keep"]
     assert report["held_out_accuracy"] == accuracy["drop"]
@@ -173,8 +170,7 @@ def test_the_default_keeps_component_zero_where_it_tells_domains_apart() -> None
 
 def test_majority_and_the_domain_that_is_majority_nowhere() -> None:
     selector = handmade(SHARED)
-    assert selector.clusters_.majority == [0, 1, None]
-    assert selector.clusters_.owners == [[0, 2], [1], []]
+    assert (selector.clusters_.majority, selector.clusters_.owners) == ([0, 1, None], [[0, 2], [1], []])
     assert selector.clusters_.purity == 13 / 20
     # an empty cluster stands for no domain and takes nothing
     assert selector.rank(points((1, 10, 5))).selection().counts == {"0": 5}
@@ -187,8 +183,7 @@ def test_one_domain_may_own_two_clusters() -> None:
     selector = handmade([[5, 0, 0], [5, 0, 2], [0, 9, 1]])
     assert selector.clusters_.owners == [[0], [0, 2], [1]]
     selection = selector.rank(points((0, 0, 3), (10, 0, 3), (0, 10, 4))).selection()
-    assert selection.scores == {"d0": 0.6, "d1": 0.4, "d2": 0.3}
-    assert selection.counts == {"0": 3, "1": 3, "2": 4}
+    assert (selection.scores, selection.counts) == ({"d0": 0.6, "d1": 0.4, "d2": 0.3}, {"0": 3, "1": 3, "2": 4})
 
 
 def test_a_shared_cluster_counts_for_both_the_majority_first() -> None:

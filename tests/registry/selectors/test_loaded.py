@@ -94,8 +94,7 @@ def test_state_comes_back_to_the_last_bit(arrays):
     assert meta == META
     assert loaded.keys() == arrays.keys()
     for name, array in arrays.items():
-        assert loaded[name].dtype == array.dtype
-        assert loaded[name].tobytes() == array.tobytes()
+        assert (loaded[name].dtype, loaded[name].tobytes()) == (array.dtype, array.tobytes())
 
 
 def test_the_same_state_is_the_same_bytes():

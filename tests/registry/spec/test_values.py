@@ -172,8 +172,7 @@ def test_members_of_a_union_have_one_order_however_they_were_written() -> None:
         CONFIGS.validate_python(MAM | {"members": members})
         for members in ([PREFIX, PFEIFFER, HEAD], [HEAD, PFEIFFER, PREFIX])
     )
-    assert first == second
-    assert first.identity() == second.identity()
+    assert (first, first.identity()) == (second, second.identity())
 
 
 def test_the_order_of_labels_is_theirs() -> None:

@@ -373,8 +373,7 @@ def test_a_caller_has_one_row_which_keeps_what_the_last_token_brought(
     watch.write()
     with database.read() as catalogue:
         row = catalogue.keys.get(id)
-        assert row.scopes == scopes
-        assert row.name == "Ada [31mL."
+        assert (row.scopes, row.name) == (scopes, "Ada [31mL.")
         assert row.last_used_at is not None
         actions = [entry.action for entry in catalogue.audit.list(None, limit=10).rows]
         assert actions == ["key.change", "key.change", "key.create"]

@@ -115,8 +115,7 @@ def test_a_look_compares_few_texts_however_many_begin_alike(monkeypatch: pytest.
 
 def test_the_longer_of_two_that_begin_alike_stays() -> None:
     cache = cache_of(sequence(long(30)), sequence(long(60)), sequence(long(40)))
-    assert len(cache) == 1
-    assert cache.bytes == 59
+    assert (len(cache), cache.bytes) == (1, 59)
 
 
 def test_what_is_too_short_or_of_a_further_choice_is_not_kept() -> None:

@@ -357,8 +357,7 @@ def grow(data: bytes, params: SamplingParams, *, limit: int = 99, eos: int | Non
 def test_a_stop_string_ends_it_and_all_its_tokens_are_listed() -> None:
     done = grow(b"one END two", SamplingParams(stop=("END",))).completion()
     assert (done.text, done.finish_reason) == ("one ", "stop")
-    assert bytes(done.token_ids) == b"one END"
-    assert done.text_offsets == (0, 1, 2, 3, 4, 4, 4)
+    assert (bytes(done.token_ids), done.text_offsets) == (b"one END", (0, 1, 2, 3, 4, 4, 4))
 
 
 @pytest.mark.parametrize(

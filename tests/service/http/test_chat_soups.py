@@ -100,8 +100,7 @@ def test_an_answer_ends_with_its_turn(world: World, monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setitem(vars(base), "turn_id", token)
     ended = chat(world, "tiny", temperature=1, seed=5)
-    assert ended["choices"][0]["finish_reason"] == "stop"
-    assert ended["usage"]["completion_tokens"] == at + 1
+    assert (ended["choices"][0]["finish_reason"], ended["usage"]["completion_tokens"]) == ("stop", at + 1)
     assert free.text.startswith(ended["choices"][0]["message"]["content"])
     assert complete(world, prompt=PROMPT, temperature=1, seed=5, max_tokens=12)["choices"][0]["text"] == free.text
 

@@ -32,8 +32,7 @@ def test_the_secret_is_shown_once(world: World) -> None:
     created = answered(make(world, namespaces=["team", "team", "other"], scopes=["infer", "read"]), 201)
     assert created["secret"].startswith(created["prefix"])
     assert len(created["prefix"]) < 20
-    assert created["namespaces"] == ["team", "other"]
-    assert created["scopes"] == ["infer", "read"]
+    assert (created["namespaces"], created["scopes"]) == (["team", "other"], ["infer", "read"])
     listed = world.client.get("/v1/keys")
     assert created["secret"] not in listed.text
     assert created["id"] in [key["id"] for key in listed.json()["data"]]

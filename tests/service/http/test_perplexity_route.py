@@ -55,9 +55,7 @@ def test_it_is_what_the_model_says(world: World, model: str, seed: int | None) -
     answer = ask(world, model=model).json()
     expected = by_hand(world, TEXTS, seed=seed)
     for text, (nll, tokens), raw in zip(answer["texts"], expected, TEXTS, strict=True):
-        assert text["nll"] == pytest.approx(nll, rel=1e-5)
-        assert text["tokens"] == tokens
-        assert text["bytes"] == len(raw.encode())
+        assert (text["nll"], text["tokens"], text["bytes"]) == (pytest.approx(nll, rel=1e-5), tokens, len(raw.encode()))
     assert answer["texts"][1]["windows"] > 1
     total, count = sum(nll for nll, _ in expected), sum(tokens for _, tokens in expected)
     assert answer["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
@@ -65,8 +63,7 @@ def test_it_is_what_the_model_says(world: World, model: str, seed: int | None) -
     assert answer["bits_per_byte"] == pytest.approx(total / math.log(2) / len("".join(TEXTS).encode()), rel=1e-5)
     assert answer["tokens"] == count
     assert answer["standard_error"] > 0
-    assert answer["model"] == model
-    assert answer["baseline"] is None
+    assert (answer["model"], answer["baseline"]) == (model, None)
 
 
 def test_a_baseline_is_paired(world: World) -> None:

@@ -61,8 +61,7 @@ def test_every_error_has_the_shape_and_a_status(client: TestClient, kind: type[S
     assert answer.status_code == problems.status_of(kind("x"))
     assert 400 <= answer.status_code < 600
     error = answer.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
-    assert error["code"] == kind.code
+    assert (set(error), error["code"]) == ({"message", "type", "param", "code"}, kind.code)
 
 
 def test_busy_says_when_to_come_back_and_401_how_to_authenticate() -> None:

@@ -49,13 +49,10 @@ def answer_to(world: World, path: str, **body: Any) -> Any:
 def test_there_and_back(world: World) -> None:
     text = "The quick brown fox — é \N{GRINNING FACE}\n"
     with_bos = post(world, "/tokenize", prompt=text).json()
-    assert with_bos["tokens"][0] == 0
-    assert with_bos["count"] == len(with_bos["tokens"])
-    assert with_bos["max_model_len"] == 64
+    assert (with_bos["tokens"][0], with_bos["count"], with_bos["max_model_len"]) == (0, len(with_bos["tokens"]), 64)
     assert with_bos["token_strs"] is None
     bare = post(world, "/tokenize", prompt=text, add_special_tokens=False, return_token_strs=True).json()
-    assert bare["tokens"] == with_bos["tokens"][1:]
-    assert len(bare["token_strs"]) == bare["count"]
+    assert (bare["tokens"], len(bare["token_strs"])) == (with_bos["tokens"][1:], bare["count"])
     assert post(world, "/detokenize", tokens=bare["tokens"]).json() == {"prompt": text}
     assert post(world, "/detokenize", tokens=with_bos["tokens"]).json() == {"prompt": "<|endoftext|>" + text}
     assert post(world, "/detokenize", tokens=[]).json() == {"prompt": ""}
@@ -135,8 +132,7 @@ def test_the_chosen_token_has_its_own_log_probability(sentencepiece: BaseText) -
     body = CompletionRequest(model="tiny", prompt="a", logprobs=1)
     answers = CompletionAnswers(body, ResolvedModel("tiny", "tiny", sentencepiece), [])
     arrays = answers.arrays([(letter, -2.0, ((byte, -1.0),), 0)])
-    assert arrays["top_logprobs"] == [{"a": -2.0}]
-    assert arrays["token_logprobs"] == [-2.0]
+    assert (arrays["top_logprobs"], arrays["token_logprobs"]) == ([{"a": -2.0}], [-2.0])
 
 
 def test_echoed_ids_and_their_offsets_speak_of_the_same_text(world: World) -> None:
