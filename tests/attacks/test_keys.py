@@ -31,11 +31,6 @@ def as_key(
     return Attack(name, tries, status, code, says, lambda target: target.ask(method, path, key=key, **request))
 
 
-def scoped_admin(target: Target) -> str:
-    """The header of an admin of one namespace."""
-    return f"Bearer {target.world.key(['admin'], ['mallory'])}"
-
-
 def by_admin(
     name: str, tries: str, method: str, path: str, *, status: int, code: str, says: str, **request: Any
 ) -> Attack:
@@ -43,7 +38,8 @@ def by_admin(
 
     def prepare(target: Target) -> tuple[str, str]:
         body = {"name": "theirs", "scopes": ["read"], "namespaces": ["acme"]}
-        return scoped_admin(target), str(target.world.client.post("/v1/keys", json=body).json()["id"])
+        header = f"Bearer {target.world.key(['admin'], ['mallory'])}"
+        return header, str(target.world.client.post("/v1/keys", json=body).json()["id"])
 
     def strike(target: Target) -> Outcome:
         header, key = target.prepared

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from tests.attacks.attack import Attack, Outcome, each
@@ -53,35 +53,18 @@ def streamed(
     return Attack(name, tries, status, code, says, strike)
 
 
-def queued(path: str, body: Callable[[int], dict[str, Any]], count: int) -> Callable[[Target], object]:
-    """So many jobs of the admin's, which nobody runs."""
-
-    def prepare(target: Target) -> None:
-        for number in range(count):
-            assert target.post(path, body(number)).status == 202
-
-    return prepare
-
-
-def flood(name: str, tries: str, path: str, body: Callable[[int], dict[str, Any]]) -> Attack:
-    """One job more than a key may have waiting."""
-    return Attack(
-        name,
-        tries,
-        429,
-        "busy",
-        "SOUP_JOB_QUEUE_PER_KEY",
-        lambda target: target.post(path, body(99)),
-        queued(path, body, 3),
-    )
-
-
 def fits(target: Target) -> None:
     """Queue as many fits of every key as it may have waiting; the pool's samples are still to be embedded."""
     with target.world.runtime.database.write() as catalogue:
         for key in catalogue.keys.list():
             for _ in range(3):
                 catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by=key.id)
+
+
+def cooks(target: Target) -> None:
+    """Queue as many cooks of the admin's as a key may have waiting; nobody runs them."""
+    for number in range(3):
+        assert target.post("/v1/soups", cook(number)).status == 202
 
 
 def cook(number: int) -> dict[str, Any]:
@@ -290,7 +273,15 @@ ATTACKS = (
         lambda target: target.post("/v1/selectors", {"selector": {"kind": "gmm"}, "wait": 5}),
         fits,
     ),
-    flood("flood of cooks", "Queues more cooks than a key may have waiting.", "/v1/soups", cook),
+    Attack(
+        "flood of cooks",
+        "Queues more cooks than a key may have waiting.",
+        429,
+        "busy",
+        "SOUP_JOB_QUEUE_PER_KEY",
+        lambda target: target.post("/v1/soups", cook(99)),
+        cooks,
+    ),
     sized(
         "training of 10^6 steps",
         "Has a machine train for years.",

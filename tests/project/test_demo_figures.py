@@ -187,10 +187,6 @@ PASSAGES = 210
 """Of each part: more than any step draws."""
 
 
-def labelled_passages(domain: str, split: str) -> list[str]:
-    return [f"{domain} {split} {number}: the court held that contract {number} was void" for number in range(PASSAGES)]
-
-
 def domains_and_splits(texts: Any) -> set[str]:
     """`law valid` for each domain and split that some labelled passages are of."""
     return {" ".join(text.split()[:2]) for text in texts}
@@ -203,7 +199,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind, domains in {"train": ("law", "cooking"), "novel": ("ships", "cats"), "mixed": ("control",)}.items():
         for domain in domains:
             for split in ("train", "valid", "test"):
-                write_texts(folder / kind / domain / f"{split}.jsonl.gz", labelled_passages(domain, split))
+                texts = [f"{domain} {split} {n}: the court held that contract {n} was void" for n in range(PASSAGES)]
+                write_texts(folder / kind / domain / f"{split}.jsonl.gz", texts)
     return folder
 
 

@@ -50,11 +50,6 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def module_environment(code: Path | None) -> dict[str, str]:
-    """The environment in which a process imports the modules of a folder before those that are installed."""
-    return {} if code is None else {"PYTHONPATH": str(code)}
-
-
 @dataclass
 class Process:
     """A server, or another command of `soup`."""
@@ -97,7 +92,7 @@ class Cluster:
                     **os.environ,
                     "OMP_NUM_THREADS": "1",
                     "SOUP_THREADS": "1",
-                    **module_environment(code),
+                    **({} if code is None else {"PYTHONPATH": str(code)}),  # imported before what is installed
                     **variables,
                 },
             )

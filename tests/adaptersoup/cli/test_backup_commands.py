@@ -25,26 +25,10 @@ def over(world: World, command: Soup, verb: str, *places: Path) -> Soup:
     return lambda *flags: command(verb, *places, "--data", settings.data, *url, *flags)
 
 
-@pytest.fixture
-def backup(world: World, command: Soup, tmp_path: Path) -> Soup:
-    """Runs `soup backup` into `tmp_path / "backup"`."""
-    return over(world, command, "backup", tmp_path / "backup")
-
-
-@pytest.fixture
-def check(world: World, command: Soup) -> Soup:
-    return over(world, command, "check")
-
-
-def weights_file(world: World, name: str, *, seed: int) -> Path:
-    """The file with the weights of a new adapter."""
-    digest = world.push(name, seed=seed)["weights_blob"]
-    return Path(world.runtime.settings.blobs_dir / digest[7:9] / digest[7:])
-
-
 def test_a_server_goes_on_and_what_it_acknowledged_is_restored(
-    world: World, backup: Soup, command: Soup, tmp_path: Path, tiny_base_dir: Path
+    world: World, command: Soup, tmp_path: Path, tiny_base_dir: Path
 ) -> None:
+    backup = over(world, command, "backup", tmp_path / "backup")
     world.push("acme/before", seed=1)
     stop, pushed = threading.Event(), list[str]()
 
@@ -71,17 +55,9 @@ def test_a_server_goes_on_and_what_it_acknowledged_is_restored(
 
     bases = write_bases(tmp_path / "bases.toml", {world.base_id: tiny_base_dir})
     _, err = done(command("restore", tmp_path / "backup", "--data", tmp_path / "other"))
-    (there,) = open_names(tmp_path / "other", bases)
-    assert {"acme/before", *pushed} <= there
-
-
-def open_names(data: Path, bases: Path) -> list[set[str]]:
-    """The names that each server over a folder lists, to the admin key that it finds there."""
-    listings = []
-    for world in open_world(data, bases, **SETTINGS):
-        answer = answered(world.client.get("/v1/adapters", params={"limit": 100}))
-        listings.append({f"{row['namespace']}/{row['name']}" for row in answer["data"]})
-    return listings
+    for other in open_world(tmp_path / "other", bases, **SETTINGS):
+        listing = answered(other.client.get("/v1/adapters", params={"limit": 100}))
+    assert {"acme/before", *pushed} <= {f"{row['namespace']}/{row['name']}" for row in listing["data"]}
 
 
 @pytest.mark.one_database
@@ -96,8 +72,10 @@ def test_a_folder_that_is_no_backup_and_data_that_is_not_there(world: World, com
 
 
 @pytest.mark.one_database
-def test_check_names_what_is_not_whole_and_fails(world: World, check: Soup) -> None:
-    file = weights_file(world, "acme/law", seed=3)
+def test_check_names_what_is_not_whole_and_fails(world: World, command: Soup) -> None:
+    check = over(world, command, "check")
+    digest = world.push("acme/law", seed=3)["weights_blob"]
+    file = world.runtime.settings.blobs_dir / digest[7:9] / digest[7:]
     for flags in ([], ["--all"], ["--all", "--rate", "1000000000"]):
         code, out, err = check(*flags)
         assert (code, out) == (0, ""), err

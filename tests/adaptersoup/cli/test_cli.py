@@ -324,11 +324,6 @@ def test_flags_win_over_the_environment_over_the_file(tmp_path: Path, monkeypatc
         assert client.base_url == "http://from-env:1"
 
 
-def copied(folder: Path) -> Path:
-    """A copy of a directory under another name."""
-    return shutil.copytree(folder, folder.parent / "another")
-
-
 # --- push -----------------------------------------------------------------------------------------
 
 
@@ -416,7 +411,8 @@ def test_a_sample_that_fails_hides_nothing_that_was_pushed(soup: Soup, server: S
     error = {"code": "invalid_sample", "message": "A passage has no token."}
     server.on("GET /v1/jobs/j1", ok(job("failed", error=error))).on("GET /v1/jobs/j2", ok(job()))
     server.on("GET /v1/adapters/team/tax@1", ok({**ADAPTER, "ref": "team/tax@1"}))
-    code, out, err = soup("push", folder, copied(folder), "--parallel", 1, "--namespace", "team", "--wait")
+    another = shutil.copytree(folder, folder.parent / "another")
+    code, out, err = soup("push", folder, another, "--parallel", 1, "--namespace", "team", "--wait")
     assert (code, out) == (1, "team/law@1\nteam/tax@1\n")
     assert "team/law@1: Error: A passage has no token." in err
 
@@ -1168,9 +1164,10 @@ def test_settings_of_a_namespace(soup: Soup, server: Server) -> None:
         "etag": "forbid-1",
     }
     server.on("GET /v1/namespaces/team", ok(settings)).on("PATCH /v1/namespaces/team", ok(settings))
-    lines = soup("namespaces", "show", "team")[1].splitlines()
-    assert lines[0].split() == ["NAMESPACE", "TUNING", "PROTECTED", "ALIASES", "UNNAMED", "SOUPS"]
-    assert lines[1].split() == ["team", "forbid", "old,", "prod", "30", "days"]
+    assert [line.split() for line in soup("namespaces", "show", "team")[1].splitlines()] == [
+        ["NAMESPACE", "TUNING", "PROTECTED", "ALIASES", "UNNAMED", "SOUPS"],
+        ["team", "forbid", "old,", "prod", "30", "days"],
+    ]
     assert json.loads(soup("namespaces", "set", "team", "--tuning", "forbid", "--json")[1]) == settings
     assert server.body() == {"tuning": "forbid"}
     soup("namespaces", "set", "team", "--protect", "new", "--unprotect", "old", "--unnamed-soup-days", "default")

@@ -384,8 +384,7 @@ def test_one_row_is_as_one_of_many(soup: Soup, many: Path, tmp_path: Path) -> No
 
 
 def test_two_rows_are_versions_of_one_name_where_both_say_it(soup: Soup, many: Path, tmp_path: Path) -> None:
-    rows = (("path", "name"), ("many/anatomy", "both"), ("many/botany", "both"))
-    file = write(tmp_path / "two.csv", *rows)
+    file = write(tmp_path / "two.csv", ("path", "name"), ("many/anatomy", "both"), ("many/botany", "both"))
     assert done(soup("push", "--manifest", file, "--namespace", "said"))[0] == "said/both@1\nsaid/both@2\n"
 
 
@@ -764,16 +763,14 @@ class TestCompletion:
     """Completions, requested as the shell's own scripts do it."""
 
     def test_names_come_from_the_server(self, live: Live, command: Soup, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("SOUP_URL", live.url)
-        monkeypatch.setenv("SOUP_KEY", live.world.admin)
         for words, completion in (
             ("soup show little/", "little/law"),
             ("soup cook --verif", "--verify"),
             ("soup sho", "show"),
         ):
-            monkeypatch.setenv("_SOUP_COMPLETE", "complete_bash")
-            monkeypatch.setenv("COMP_WORDS", words)
-            monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+            asked = {"_SOUP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+            for name, value in {"SOUP_URL": live.url, "SOUP_KEY": live.world.admin, **asked}.items():
+                monkeypatch.setenv(name, value)
             assert done(command())[0].split() == [completion]
 
     def test_nothing_is_offered_where_no_server_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,12 +36,6 @@ def entry(folder, kind="encoder", **fields):
     return BaseEntry(id="tiny", source=str(folder), kind=kind, **fields)
 
 
-def mean_pool(hidden, mask):
-    """The mean over positions whose `mask` (batch, time) is not zero."""
-    weight = mask.to(torch.float32).unsqueeze(-1)  # (batch, time, 1)
-    return (hidden.float() * weight).sum(dim=1) / weight.sum(dim=1)
-
-
 @pytest.mark.parametrize("model_type", TINY_ENCODERS)
 def test_an_encoder_is_loaded_without_its_heads(encoder_dirs, model_type, capfd):
     base = load_base(entry(encoder_dirs[model_type]))
@@ -156,6 +150,6 @@ def test_a_pretrained_bert_embeds_what_sentence_bert_embeds():
     assert (base.shape.model_type, base.shape.num_layers, base.shape.context) == ("bert", 6, 512)
     text = "The court held that the contract was void."
     ids = torch.tensor([[*base.tokenize(text), base.eos_id]])
-    pooled = mean_pool(hidden_states(base.model, ids, torch.ones_like(ids)), torch.ones_like(ids))[0]
+    pooled = hidden_states(base.model, ids, torch.ones_like(ids))[0].float().mean(dim=0)
     [reference] = SentenceBertEncoder().encode([text]).vectors
     torch.testing.assert_close(pooled / pooled.norm(), torch.from_numpy(reference), rtol=1e-4, atol=1e-5)

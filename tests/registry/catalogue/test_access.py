@@ -53,13 +53,9 @@ def test_revoking_is_once_and_for_one(catalogue):
         catalogue.keys.revoke("key-unknown")
 
 
-def record(catalogue, subject: str) -> None:
-    catalogue.audit.record("push", subject, key_id="key-1", request_id="r-1", detail={"digest": BLOB})
-
-
 def test_a_scope_sees_its_namespaces_and_nothing_that_is_nobodys(catalogue):
     for subject in ("acme/law@1", "acmeother/law", "other/law", "key-1", "acme"):
-        record(catalogue, subject)
+        catalogue.audit.record("push", subject, key_id="key-1", request_id="r-1", detail={"digest": BLOB})
     assert [row.subject for row in catalogue.audit.list(("acme",), limit=9).rows] == ["acme/law@1"]
     assert catalogue.audit.list((), limit=9).rows == ()
 

@@ -162,16 +162,12 @@ def test_kill_9_during_a_write(databases, tmp_path):
             child.wait()
             acknowledged |= dict(json.loads(line) for line in lines if line.endswith("]\n"))
             if databases.kind == "sqlite":
-                check_file(tmp_path / "soup.db")
+                with closing(sqlite3.connect(tmp_path / "soup.db")) as raw:
+                    assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+                    assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
             database = Database(url)
             check(tmp_path, database, acknowledged)
             database.close()
-
-
-def check_file(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as raw:
-        assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
 
 
 def check(folder: Path, database: Database, acknowledged: dict[int, str]) -> None:

@@ -38,14 +38,6 @@ DOMAINS = gaussian_domains()
 SAMPLE = np.concatenate([around(centres(4, 12)[0], 50, seed=1), around(centres(4, 12)[2], 30, seed=2)])
 
 
-def restored(selector: Selector) -> Selector:
-    arrays, meta = selector.to_state()
-    return SELECTORS[selector.kind].from_state(
-        {name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape) for name, array in arrays.items()},
-        json.loads(json.dumps(meta, allow_nan=False)),
-    )
-
-
 TEXT_CASES = [case for case in CASES if case.values[0] != "uniform"]
 """Selectors that look at the sample's text."""
 
@@ -63,7 +55,11 @@ def selector(kind: str, spec: Any, fitted: dict[str, Selector]) -> Selector:
 @pytest.mark.parametrize(("kind", "spec"), CASES)
 class TestEverySelector:
     def test_the_state_round_trips_to_the_last_bit(self, kind: str, selector: Selector) -> None:
-        loaded = restored(selector)
+        arrays, meta = selector.to_state()
+        loaded = SELECTORS[kind].from_state(
+            {name: np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape) for name, array in arrays.items()},
+            json.loads(json.dumps(meta, allow_nan=False)),
+        )
         assert (loaded.spec, loaded.members_, loaded.report_) == (selector.spec, selector.members_, selector.report_)
         assert loaded.rank(SAMPLE).selection() == selector.rank(SAMPLE).selection()
         assert dump_state(*loaded.to_state()) == dump_state(*selector.to_state())

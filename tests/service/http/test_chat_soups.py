@@ -24,13 +24,6 @@ HELLO = [{"role": "user", "content": "The fox?"}]
 PROMPT = "<|endoftext|>user: The fox?<|turn|>\n<|endoftext|>assistant:"
 
 
-def allowlist(folder: Path, source: Path, template: str) -> Path:
-    """One base model, its template in a file beside the list."""
-    (folder / "chat.jinja").write_text(template)
-    (folder / "bases.toml").write_text(f'[bases.tiny]\nsource = "{source}"\nchat_template = "chat.jinja"\n')
-    return folder / "bases.toml"
-
-
 @pytest.fixture(scope="module")
 def chatty_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny base with a special token that is no EOS and ends turns, like many a chat model."""
@@ -50,7 +43,9 @@ def chatty_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def world(chatty_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("world")
-    bases = allowlist(folder, chatty_base, TEMPLATE)
+    (folder / "chat.jinja").write_text(TEMPLATE)
+    bases = folder / "bases.toml"
+    bases.write_text(f'[bases.tiny]\nsource = "{chatty_base}"\nchat_template = "chat.jinja"\n')
     yield from open_world(folder / "data", bases, engine_share_prompts="off")  # answers are compared to the last bit
 
 

@@ -13,7 +13,6 @@ import torch
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils._validators import validate_repo_id
 
-from registry.catalogue.rows import AdapterRow
 from registry.errors import DamagedBlob
 from registry.formats import read_directory
 from registry.formats.loading_text import loading_text_of
@@ -74,11 +73,6 @@ def raw(live: Live, method: str, path: str) -> tuple[int, Any, bytes]:
         return answer.status, answer.headers, answer.read()
     finally:
         connection.close()
-
-
-def row(world: World, ref: str) -> AdapterRow:
-    with world.registry.database.read() as catalogue:
-        return catalogue.adapters.resolve(None, parse_ref(ref))
 
 
 def downloaded(world: World, repository: str, into: Path) -> tuple[Path, str]:
@@ -339,6 +333,8 @@ def test_a_folder_of_pefts_with_a_readme_that_works(
 
 def test_a_base_model_of_a_hub_is_loaded_by_its_pinned_revision(acme: World) -> None:
     for ref in ("acme/law", "acme/pfeiffer"):
-        loading_text = loading_text_of(row(acme, ref).config, name="law", base="org/tiny", revision="ab" * 20)
+        with acme.registry.database.read() as catalogue:
+            config = catalogue.adapters.resolve(None, parse_ref(ref)).config
+        loading_text = loading_text_of(config, name="law", base="org/tiny", revision="ab" * 20)
         assert f'"org/tiny", revision="{"ab" * 20}")' in loading_text.text
         assert "./org" not in loading_text.text

@@ -36,10 +36,6 @@ def good(world: World) -> bytes:
     return adapter_weights(world.runtime, seed=0)
 
 
-def inline(data: bytes) -> dict[str, str]:
-    return {"base64": base64.b64encode(data).decode()}
-
-
 def push_of(good: bytes, **fields: Any) -> dict[str, Any]:
     return {**manifest("acme/bad", good), **fields}
 
@@ -114,7 +110,8 @@ def test_one_sentence(world: World, good: bytes, fields: Any, status: int, code:
 
 
 def test_sizes_beyond_the_settings(world: World, good: bytes) -> None:
-    refused(world, push_of(good, files={WEIGHTS: inline(bytes(70_000))}), 413, "too_large", "upload it as a blob")
+    large = {WEIGHTS: {"base64": base64.b64encode(bytes(70_000)).decode()}}
+    refused(world, push_of(good, files=large), 413, "too_large", "upload it as a blob")
     refused(world, push_of(good, card={"description": "x" * 2**20}), 413, "too_large", "SOUP_MAX_JSON_BYTES")
     lines = encode_lines(f"{text} " + "x" * 3000 for text in PASSAGES[:30])
     refused(world, push_of(good, sample={"blob": upload(world, lines)}), 413, "too_large", "the limit is 65536")
@@ -148,12 +145,9 @@ def test_a_refused_push_grants_no_blob(world: World) -> None:
 # --- what is taken, and what is said about it -----------------------------------------------------
 
 
-def push(world: World, name: str, weights: bytes, **fields: Any) -> Any:
-    return world.client.post("/v1/adapters", json=manifest(name, weights, **fields))
-
-
 def test_an_adapter_with_a_sample_is_answered_before_its_sample_is_embedded(world: World, good: bytes) -> None:
-    answer = push(world, "acme/drawn", good, sample={"texts": PASSAGES[:30]})
+    new = manifest("acme/drawn", good, sample={"texts": PASSAGES[:30]})
+    answer = world.client.post("/v1/adapters", json=new)
     body = answered(answer, 201)
     assert (body["sample_state"], body["job"][:4]) == ("pending", "job-")
     assert answer.headers["location"] == "/v1/adapters/acme/drawn@1"

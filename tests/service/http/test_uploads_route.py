@@ -11,6 +11,7 @@ from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -373,10 +374,6 @@ def test_what_came_of_a_part_that_breaks_off_is_kept(live: Live) -> None:
     assert put(world, path, data).status_code == 201
 
 
-def full(*_: object) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 # --- disks ----------------------------------------------------------------------------------------
 
 
@@ -392,7 +389,7 @@ def test_an_end_that_fails_may_be_tried_again(world: World, monkeypatch: pytest.
     path = opened(world)
     patch(world, path, b"to be finished", 0)
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "replace", full)
+        patched.setattr(Path, "replace", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         refusal_with_code(put(world, path, b"to be finished"), 503, "unavailable")
     assert offset(world, path) == 14
     assert put(world, path, b"to be finished").status_code == 201

@@ -52,15 +52,10 @@ def write_stranger(folder: Path, base: LoadedBase, domain: str, seed: int) -> No
     write_directory(folder, AdapterContents(config=CONFIG, domain=domain, weights=strange_weights(base.entry, seed)))
 
 
-def pruned(base: LoadedBase, domain: str, seed: int) -> tuple[AdapterConfig, Tensors]:
-    """Large random values, so that every entry that is left counts."""
-    start = create(CONFIG, base.shape, seed=seed, init="linear").state_dict()
-    return sparse(CONFIG, seed, sparsity=SPARSITY[domain], tensors=start)
-
-
 def write_pruned(folder: Path, base: LoadedBase, domain: str, seed: int) -> None:
-    """Of one start, with masks."""
-    config, tensors = pruned(base, domain, seed)
+    """Of one start, with masks and large random values, so that every entry that is left counts."""
+    start = create(CONFIG, base.shape, seed=seed, init="linear").state_dict()
+    config, tensors = sparse(CONFIG, seed, sparsity=SPARSITY[domain], tensors=start)
     contents = AdapterContents(config=config, domain=domain, weights=save_tensors(tensors), provenance=INIT)
     write_directory(folder, contents)
 

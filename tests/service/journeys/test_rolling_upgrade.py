@@ -237,7 +237,8 @@ def bytes_go_beside_pushes_of_them(fleet: Fleet) -> None:
             purges = [
                 pool.submit(purge, fleet, VERSIONS[(turn + place) % 2], name) for place, name in enumerate(live_names)
             ]
-            for done in (*pushes, *purges, pool.submit(collect, fleet, VERSIONS[turn % 2])):
+            answered(fleet.clients[VERSIONS[turn % 2]].post("/v1/collect", json={}))
+            for done in (*pushes, *purges):
                 done.result()
             live_names = list(pushed.values())
             for name in live_names:
@@ -273,7 +274,3 @@ def push_bytes(fleet: Fleet, version: str, name: str, data: bytes) -> None:
 
 def purge(fleet: Fleet, version: str, name: str) -> None:
     answered(fleet.clients[version].post(f"/v1/adapters/{name}@1/purge"))
-
-
-def collect(fleet: Fleet, version: str) -> None:
-    answered(fleet.clients[version].post("/v1/collect", json={}))

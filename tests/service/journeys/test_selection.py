@@ -288,16 +288,12 @@ def test_an_idle_selector_is_refitted_when_it_is_asked_for(stocked, http, client
     answer = selected(stocked, **body, pool={})
     assert answer["selector"] != selector["id"]
     assert answer["not_yet_included"] == []
-    assert "late" in domains_of(answer)
+    assert "late" in {adapter["domain"] for adapter in answer["selection"]["selected"]}
     after, old = (
         http.get(f"/v1/selectors/{selector_id}").json() for selector_id in (answer["selector"], selector["id"])
     )
     assert (after["idle"], idle_selector["asked_at"] < after["asked_at"]) == (False, True)
     assert (old["idle"], old["asked_at"]) == (False, None)
-
-
-def domains_of(answer: dict) -> set[str]:
-    return {adapter["domain"] for adapter in answer["selection"]["selected"]}
 
 
 @pytest.mark.one_database

@@ -239,13 +239,6 @@ def test_servers_that_start_together_agree(database, blobs, monkeypatch):
     start(database, blobs, alone=False)
 
 
-def copied(database: Database, target: Path) -> Path:
-    """A copy of a SQLite file, as a backup makes it."""
-    database.close()
-    target.parent.mkdir()
-    return Path(shutil.copy(database.engine.url.database, target))
-
-
 def test_an_older_copy_loses_nothing(tmp_path, blobs, caplog):
     with opened(tmp_path / "db") as database:
         start(database, blobs)
@@ -253,7 +246,9 @@ def test_an_older_copy_loses_nothing(tmp_path, blobs, caplog):
         newer = named(database, blobs, b"newer")  # is scheduled for removal in the copy, and stored again after it
         with database.write() as catalogue:
             catalogue.removals.forget(newer, datetime.now(UTC))
-        backup = copied(database, tmp_path / "backup" / "soup.db")
+        database.close()  # a copy of the file then, as a backup makes it
+        (tmp_path / "backup").mkdir()
+        backup = Path(shutil.copy(database.engine.url.database, tmp_path / "backup" / "soup.db"))
         start(database, blobs)
         new = named(database, blobs, b"new", b"newer")
         request = blobs.put_bytes(request_bytes({"sample": "text"}))
