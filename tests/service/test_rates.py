@@ -84,8 +84,7 @@ def test_all_or_nothing(rates: Rates) -> None:
 
 def test_a_limit_that_changes_holds_from_then_on(rates: Rates) -> None:
     rates.take([want(50)])
-    assert remaining(rates, 40) == 0
-    assert remaining(rates, 100) == 50
+    assert [remaining(rates, limit) for limit in (40, 100)] == [0, 50]
 
 
 def test_full_buckets_are_forgotten_and_others_are_not(

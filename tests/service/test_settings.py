@@ -33,10 +33,9 @@ def test_every_field_is_described_and_has_a_default() -> None:
 
 
 def test_the_environment_is_read_with_the_prefix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SOUP_DATA", str(tmp_path))
-    monkeypatch.setenv("SOUP_PORT", "9000")
-    monkeypatch.setenv("PORT", "1")
-    monkeypatch.setenv("SOUP_ALLOWED_HOSTS", "A.example, [::1],")
+    ours = {"SOUP_DATA": str(tmp_path), "SOUP_PORT": "9000", "SOUP_ALLOWED_HOSTS": "A.example, [::1],"}
+    for name, value in {**ours, "PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
     settings = Settings()
     assert (settings.port, settings.allowed_hosts) == (9000, ("a.example", "::1"))
     assert settings.admin_key_path == tmp_path / "admin.key"

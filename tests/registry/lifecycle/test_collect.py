@@ -84,8 +84,7 @@ def test_an_upload_that_nothing_is_made_of_goes_after_the_grace_period_and_its_f
     (entry,) = verbs.audit("blob.collect")
     assert entry.detail == {"by": "collection", "digests": [digest]}
     assert verbs.blobs.has(digest)
-    assert collected(verbs, 7.2).files == 0
-    assert collected(verbs, 7.2 + FILE_DELAY.days).files == 1
+    assert [collected(verbs, days).files for days in (7.2, 7.2 + FILE_DELAY.days)] == [0, 1]
     assert not verbs.blobs.has(digest)
 
 
@@ -173,8 +172,7 @@ def test_one_that_was_used_since_stays(verbs: ToyRegistry) -> None:
     used = UsageKey(after(25).date().isoformat(), "key-1", "acme", soup(verbs).ref)
     with verbs.database.write() as catalogue:
         catalogue.usage.add({used: UsageSum(requests=1)})
-    assert collected(verbs, 31, keep=30).retired == 0
-    assert collected(verbs, 60, keep=30).retired == 1
+    assert [collected(verbs, days, keep=30).retired for days in (31, 60)] == [0, 1]
 
 
 def test_one_that_was_restored_stays_as_one_that_was_used(verbs: ToyRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,8 +180,7 @@ def test_one_that_was_restored_stays_as_one_that_was_used(verbs: ToyRegistry, mo
     assert collected(verbs, 31, keep=30).retired == 1
     monkeypatch.setattr(changes, "now", lambda: after(32))
     changes.restore(verbs.registry, verbs.caller(), row.id, if_match=None)
-    assert collected(verbs, 61, keep=30).retired == 0
-    assert collected(verbs, 63, keep=30).retired == 1
+    assert [collected(verbs, days, keep=30).retired for days in (61, 63)] == [0, 1]
     with verbs.database.read() as catalogue:
         assert catalogue.usage.list(UsageFilter("key-1", None), limit=100).rows == ()
 
@@ -252,8 +249,7 @@ def test_one_that_nobody_asks_for_goes_once_its_pool_is_another(verbs: ToyRegist
     idle = replace(verbs.registry, retention=Retention(GRACE), refits=Refits(idle_after=timedelta(days=30)))
     assert collect(idle, after(31), used=lambda _: set()).selectors == 0  # its pool is what it was fitted over
     purged(verbs, tax)
-    assert collect(idle, after(29), used=lambda _: set()).selectors == 0
-    assert collect(idle, after(31), used=lambda _: set()).selectors == 1
+    assert [collect(idle, after(days), used=lambda _: set()).selectors for days in (29, 31)] == [0, 1]
     assert latest_selector(verbs.database, RequestedSelector(verbs.tiny, POOL, CosineSpec())) is None
     refitted = fitted(verbs)
     assert [member.ref for member in refitted.members] == ["acme/law@1"]
@@ -372,8 +368,7 @@ def test_nothing_goes_that_no_setting_takes_away(prunable: ToyRegistry) -> None:
 
 def test_ended_jobs_go_after_their_days_and_others_stay(prunable: ToyRegistry) -> None:
     row_counts = rows(prunable)
-    assert prune(prunable, 29, job_days=30) == Collected()
-    assert prune(prunable, 31, job_days=30) == Collected(jobs=5)
+    assert [prune(prunable, days, job_days=30) for days in (29, 31)] == [Collected(), Collected(jobs=5)]
     with prunable.database.read() as catalogue:
         assert [job.state for job in catalogue.jobs.list(None, limit=9).rows] == ["queued"]
     entries = prunable.audit("job.prune")

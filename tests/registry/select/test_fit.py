@@ -270,11 +270,14 @@ def test_a_fit_that_another_one_overtakes_begins_again_with_the_members_of_now(v
 
 def test_nobody_takes_the_place_of_another_namespaces_adapter(verbs):
     """Neither with the label of its domain nor with its own bytes: both would be chosen in its stead."""
-    verbs.ready("acme/law", domain="law")
-    verbs.ready("acme/zoo", domain="zoo", seed=1)
-    verbs.ready("evil/law", domain="law", seed=2)
-    verbs.ready("evil/copy", domain="anything", seed=1)
-    verbs.ready("evil/other", domain="acme/law", seed=3)  # not the domain `law` of namespace `acme`
+    for name, domain, seed in (
+        ("acme/law", "law", 0),
+        ("acme/zoo", "zoo", 1),
+        ("evil/law", "law", 2),
+        ("evil/copy", "anything", 1),
+        ("evil/other", "acme/law", 3),  # not the domain `law` of namespace `acme`
+    ):
+        verbs.ready(name, domain=domain, seed=seed)
     assert {member.ref: member.domain for member in verbs.fit(POOL, GmmSpec(), verbs.base.digest).members} == {
         "evil/other@1": "evil/acme/law",
         "acme/law@1": "acme/law",

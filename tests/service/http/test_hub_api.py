@@ -167,11 +167,10 @@ def test_one_version_has_several_names(acme: World) -> None:
     commits = {info["sha"] for info in infos.values()}
     assert len(commits) == 1
     commit = commits.pop()
-    assert acme.client.get(f"/api/models/acme/law/revision/{commit}").json() == infos["main"]
-    assert acme.client.get("/api/models/acme/law").json() == infos["main"]
-    forged = "0" * 16 + commit[16:]
-    assert acme.client.get(f"/api/models/acme/law/revision/{forged}").status_code == 404
-    assert acme.client.get(f"/api/models/acme/pfeiffer/revision/{commit}").status_code == 404
+    for path in ("law", f"law/revision/{commit}"):
+        assert acme.client.get(f"/api/models/acme/{path}").json() == infos["main"]
+    for path in (f"law/revision/{'0' * 16 + commit[16:]}", f"pfeiffer/revision/{commit}"):
+        assert acme.client.get(f"/api/models/acme/{path}").status_code == 404
 
 
 def test_a_commit_whose_card_is_another_has_the_files_that_stay(acme: World) -> None:

@@ -78,9 +78,8 @@ def test_the_last_admin_key_of_all_namespaces_that_lasts_is_not_revoked(world: W
 
 def test_a_key_that_expires_makes_none_that_outlive_it(world: World) -> None:
     admin = make(world, scopes=["admin"], expires_at=ahead(days=2)).json()["secret"]
-    assert make(world, admin).status_code == 403
-    assert make(world, admin, expires_at=ahead(days=3)).status_code == 403
-    assert make(world, admin, expires_at=ahead(days=1)).status_code == 201
+    ends: tuple[dict[str, str], ...] = ({}, {"expires_at": ahead(days=3)}, {"expires_at": ahead(days=1)})
+    assert [make(world, admin, **end).status_code for end in ends] == [403, 403, 201]
 
 
 @pytest.mark.parametrize(
@@ -136,13 +135,11 @@ def test_each_filter_of_the_audit_narrows_it_and_all_together(world: World) -> N
     assert subjects(world, subject=first, action="key.revoke") == [first]
     assert {first, second} <= set(subjects(world, action="key."))
     assert not any("/" in subject for subject in subjects(world, action="key."))
-    assert subjects(world, action="key") == subjects(world, action="%.") == []
-    assert subjects(world, action="KEY.") == []
+    assert subjects(world, action="key") == subjects(world, action="%.") == subjects(world, action="KEY.") == []
     assert set(subjects(world, namespace="filters")) == {"filters/adapter@1"}
     mine = world.headers(world.key(["admin"], ["filters"]))
     assert subjects(world, headers=mine) == subjects(world, namespace="filters")
-    assert subjects(world, headers=mine, subject=second) == []
-    assert subjects(world, key_id="nobody") == []
+    assert subjects(world, headers=mine, subject=second) == subjects(world, key_id="nobody") == []
 
 
 def test_moments_of_the_audit_include_the_first_and_not_the_last(world: World) -> None:
@@ -225,11 +222,10 @@ def test_a_key_that_expires_changes_none_that_outlives_it(world: World) -> None:
     guest = make(world, scopes=["admin"], expires_at=end).json()
     lasting, expiring = make(world).json(), make(world, expires_at=end).json()
     assert change(world, lasting["id"], guest["secret"], scopes=["admin"]).status_code == 403
-    assert rotate(world, lasting["id"], guest["secret"]).status_code == 403
     assert change(world, guest["id"], guest["secret"], expires_at=None).status_code == 403
     assert change(world, expiring["id"], guest["secret"], scopes=["infer"]).status_code == 200
-    assert rotate(world, expiring["id"], guest["secret"]).status_code == 200
-    assert rotate(world, guest["id"], guest["secret"]).status_code == 200
+    rotations = [rotate(world, key["id"], guest["secret"]) for key in (lasting, expiring, guest)]
+    assert [answer.status_code for answer in rotations] == [403, 200, 200]
 
 
 def test_only_a_change_of_a_lasting_admin_looks_for_the_other_ones(

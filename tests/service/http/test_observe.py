@@ -161,12 +161,15 @@ def test_metrics_count_by_template(client: TestClient, metrics: Metrics) -> None
     client.request("BREW", f"/v1/things/{SECRET}")
     client.get("/v1/broken/x")
     text = metrics.render().decode()
-    assert 'soup_http_requests_total{method="GET",route="/v1/things/{name}",status="200"} 3.0' in text
-    assert 'route="unmatched",status="404"' in text
-    assert 'method="OTHER"' in text
-    assert 'route="/v1/broken/{name}",status="500"' in text
-    assert "soup_http_in_flight 0.0" in text
-    assert "soup_http_request_seconds_bucket" in text
+    for line in (
+        'soup_http_requests_total{method="GET",route="/v1/things/{name}",status="200"} 3.0',
+        'route="unmatched",status="404"',
+        'method="OTHER"',
+        'route="/v1/broken/{name}",status="500"',
+        "soup_http_in_flight 0.0",
+        "soup_http_request_seconds_bucket",
+    ):
+        assert line in text
     assert SECRET not in text
 
 

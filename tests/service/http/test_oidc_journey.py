@@ -68,9 +68,8 @@ def test_the_openai_client_takes_a_token_as_its_key(live: Live, issuer: LittleIs
 
 def test_scopes_and_namespaces_are_those_of_the_token_that_asks(asks: Any, issuer: LittleIssuer) -> None:
     member, guest, nobody = issuer.token("law-team"), issuer.token("guests"), issuer.token("passers-by")
-    assert asks(member, "GET", "/v1/adapters/law/a").status_code == 200
-    assert asks(member, "GET", "/v1/adapters/med/a").status_code == 404
-    assert asks(member, "GET", "/v1/keys").status_code == 403
+    for path, status in (("/v1/adapters/law/a", 200), ("/v1/adapters/med/a", 404), ("/v1/keys", 403)):
+        assert asks(member, "GET", path).status_code == status, path
     refusal_with_code(asks(guest, "GET", "/v1/adapters/law/a"), 403, "forbidden")
     refusal_with_code(asks(nobody, "GET", "/v1/models"), 403, "forbidden")
     assert asks(issuer.token("soup-admins"), "GET", "/metrics").status_code == 200

@@ -84,8 +84,7 @@ def test_a_probe_has_the_readings_of_the_adapter_and_its_base(world: World) -> N
 
 def test_models_of_a_server_are_named_for_what_they_are(live: Live) -> None:
     push_scaled(live.world, "faults/twice", 2.0)
-    assert diagnosis(live, "team/law")["verdict"] == "same"
-    assert diagnosis(live, "team/law", base=False)["verdict"] == "same"
+    assert diagnosis(live, "team/law")["verdict"] == diagnosis(live, "team/law", base=False)["verdict"] == "same"
     assert diagnosis(live, BASE_ID)["verdict"] == "base_only"
     twice = diagnosis(live, "faults/twice", key=live.world.key(["infer"], ["team"]))
     assert (twice["verdict"], twice["factor"]) == ("wrong_scale", 2.0)

@@ -34,10 +34,13 @@ def client() -> TestClient:
 def test_the_whole_file(client: TestClient) -> None:
     answer = client.get("/file")
     assert (answer.status_code, answer.content) == (200, DATA)
-    assert answer.headers["etag"] == f'"{DIGEST}"'
-    assert answer.headers["content-length"] == str(len(DATA))
-    assert answer.headers["accept-ranges"] == "bytes"
-    assert answer.headers["content-disposition"] == 'attachment; filename="x.bin"'
+    headers = {
+        "etag": f'"{DIGEST}"',
+        "content-length": str(len(DATA)),
+        "accept-ranges": "bytes",
+        "content-disposition": 'attachment; filename="x.bin"',
+    }
+    assert {name: answer.headers[name] for name in headers} == headers
 
 
 @pytest.mark.parametrize(
@@ -63,8 +66,8 @@ def test_what_is_not_one_range_is_answered_in_full(client: TestClient, header: s
 
 def test_an_empty_file(client: TestClient) -> None:
     assert client.get("/empty").content == b""
-    assert client.get("/empty", headers={"range": "bytes=0-"}).status_code == 416
-    assert client.get("/empty", headers={"range": "bytes=-5"}).status_code == 416
+    for span in ("bytes=0-", "bytes=-5"):
+        assert client.get("/empty", headers={"range": span}).status_code == 416
 
 
 def test_head_has_the_headers_and_no_body(client: TestClient) -> None:

@@ -53,9 +53,8 @@ def test_there_and_back(world: World) -> None:
     assert with_bos["token_strs"] is None
     bare = post(world, "/tokenize", prompt=text, add_special_tokens=False, return_token_strs=True).json()
     assert (bare["tokens"], len(bare["token_strs"])) == (with_bos["tokens"][1:], bare["count"])
-    assert post(world, "/detokenize", tokens=bare["tokens"]).json() == {"prompt": text}
-    assert post(world, "/detokenize", tokens=with_bos["tokens"]).json() == {"prompt": "<|endoftext|>" + text}
-    assert post(world, "/detokenize", tokens=[]).json() == {"prompt": ""}
+    for tokens, prompt in ((bare["tokens"], text), (with_bos["tokens"], "<|endoftext|>" + text), ([], "")):
+        assert post(world, "/detokenize", tokens=tokens).json() == {"prompt": prompt}
     assert post(world, "/tokenize", prompt="").json()["tokens"] == [0]
     assert post(world, "/tokenize", prompt=BOS + text).json() == with_bos
 

@@ -45,6 +45,13 @@ def patch(world: World, path: str, data: bytes, start: int, **headers: str) -> A
     return world.client.patch(path, content=data, headers=span)
 
 
+def begun(world: World, data: bytes) -> str:
+    """The path of a new upload of the admin key that has its first bytes."""
+    path = opened(world)
+    patch(world, path, data, 0)
+    return path
+
+
 def put(world: World, path: str, data: bytes, **request: Any) -> Any:
     return world.client.put(path, params={"digest": sha256_digest(data)}, **request)
 
@@ -132,8 +139,7 @@ def test_a_list_finds_what_was_begun(world: World) -> None:
 
 
 def test_delete_gives_an_upload_up(world: World) -> None:
-    path = opened(world)
-    patch(world, path, DATA, 0)
+    path = begun(world, DATA)
     assert world.client.delete(path).status_code == 204
     assert part_files(world) == set()
     for method in ("GET", "DELETE"):
@@ -171,8 +177,7 @@ def test_a_part_of_an_upload_with_a_range_that_is_none_is_refused(world: World, 
 
 @pytest.mark.parametrize("start", [0, 9, 11])
 def test_a_part_that_begins_elsewhere_is_told_the_offset(world: World, start: int) -> None:
-    path = opened(world)
-    patch(world, path, b"0123456789", 0)
+    path = begun(world, b"0123456789")
     for answer in (
         patch(world, path, b"x", start),
         put(world, path, b"", content=b"x", headers={"content-range": f"{start}-{start}"}),
@@ -185,8 +190,7 @@ def test_a_part_that_begins_elsewhere_is_told_the_offset(world: World, start: in
 
 @pytest.mark.parametrize("came", [b"0123", b"012345"])
 def test_another_length_than_the_range_says(world: World, came: bytes) -> None:
-    path, span = opened(world), {"content-range": "2-6"}
-    patch(world, path, b"ab", 0)
+    path, span = begun(world, b"ab"), {"content-range": "2-6"}
     refusal_with_code(world.client.patch(path, content=came, headers=span), 400, "invalid_parameter")
     refusal_with_code(
         world.client.patch(path, content=iter([came[:1], came[1:]]), headers=span), 400, "invalid_parameter"
@@ -198,8 +202,7 @@ def test_another_length_than_the_range_says(world: World, came: bytes) -> None:
 
 
 def test_another_digest_ends_the_upload(world: World) -> None:
-    path = opened(world)
-    patch(world, path, b"these bytes", 0)
+    path = begun(world, b"these bytes")
     refusal_with_code(put(world, path, b"other bytes"), 400, "digest_mismatch")
     refusal_with_code(world.client.get(path), 404, "not_found")
     assert world.client.head(f"/v1/blobs/{sha256_digest(b'other bytes')}").status_code == 404
@@ -211,8 +214,7 @@ def test_another_digest_ends_the_upload(world: World) -> None:
 def test_an_end_without_a_digest_or_with_one_that_is_none_leaves_the_upload(
     world: World, params: dict[str, str], code: str
 ) -> None:
-    path = opened(world)
-    patch(world, path, b"these bytes", 0)
+    path = begun(world, b"these bytes")
     refusal_with_code(world.client.put(path, params=params), 400, code)
     assert put(world, path, b"these bytes").status_code == 201
 
@@ -262,8 +264,7 @@ def test_an_expired_upload_is_gone_and_swept(world: World) -> None:
 
 
 def test_a_sweep_leaves_what_is_being_written_and_what_is_young(world: World) -> None:
-    path, files = opened(world), FileUploads(world.registry.blobs)
-    patch(world, path, b"x", 0)
+    path, files = begun(world, b"x"), FileUploads(world.registry.blobs)
     files.folder.joinpath("upload-of-no-row").write_bytes(b"young")
     expire(world)
     with files.open(path.rpartition("/")[2]):
@@ -309,8 +310,7 @@ def test_what_failed_takes_no_room(small: World) -> None:
 
 
 def test_no_blob_beyond_the_limit(small: World) -> None:
-    path = opened(small)
-    patch(small, path, b"x" * 600, 0)
+    path = begun(small, b"x" * 600)
     refusal_with_code(patch(small, path, b"x" * 401, 600), 413, "too_large")
     assert offset(small, path) == 600
     assert patch(small, path, b"x" * 400, 600).status_code == 202
@@ -323,8 +323,7 @@ def test_no_blob_beyond_the_limit(small: World) -> None:
 
 def test_of_two_parts_at_once_one_is_taken(world: World) -> None:
     """Each sends other bytes for the same place: those of one are there, and nothing of the others."""
-    path = opened(world)
-    patch(world, path, b"begin", 0)
+    path = begun(world, b"begin")
     barrier = threading.Barrier(6)
 
     def send(number: int) -> Any:
@@ -343,8 +342,7 @@ def test_of_two_parts_at_once_one_is_taken(world: World) -> None:
 
 
 def test_who_comes_while_another_writes_is_told_what_is_held(world: World) -> None:
-    path = opened(world)
-    patch(world, path, b"begin", 0)
+    path = begun(world, b"begin")
     with FileUploads(world.registry.blobs).open(path.rpartition("/")[2]):
         answer = patch(world, path, b"more", 5)
         assert "Another request is writing" in refusal_with_code(answer, 416, "wrong_offset")
@@ -386,8 +384,7 @@ def test_an_upload_to_a_disk_that_takes_no_file_is_refused(world: World, monkeyp
 
 
 def test_an_end_that_fails_may_be_tried_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = opened(world)
-    patch(world, path, b"to be finished", 0)
+    path = begun(world, b"to be finished")
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         refusal_with_code(put(world, path, b"to be finished"), 503, "unavailable")
@@ -396,8 +393,7 @@ def test_an_end_that_fails_may_be_tried_again(world: World, monkeypatch: pytest.
 
 
 def test_a_folder_that_is_gone(world: World) -> None:
-    path, folder = opened(world), world.runtime.settings.blobs_dir
-    patch(world, path, b"held", 0)
+    path, folder = begun(world, b"held"), world.runtime.settings.blobs_dir
     folder.rename(folder.with_name("elsewhere"))
     try:
         for answer in (
@@ -415,8 +411,7 @@ def test_a_folder_that_is_gone(world: World) -> None:
 
 def test_what_the_disk_lost_is_not_acknowledged_any_more(world: World) -> None:
     """Also after an older copy of the database was put back: the offset is what both of them hold."""
-    path = opened(world)
-    patch(world, path, b"0123456789", 0)
+    path = begun(world, b"0123456789")
     file = world.runtime.settings.blobs_dir / "uploads" / path.rpartition("/")[2]
     os.truncate(file, 4)
     assert offset(world, path) == 4
@@ -433,8 +428,7 @@ def test_a_damaged_blob_is_repaired(world: World) -> None:
     assert world.client.put(f"/v1/blobs/{digest}", content=data).status_code == 201
     overwrite(world.registry.blobs.place(digest), b"something else")
     assert world.client.head(f"/v1/blobs/{digest}").status_code == 500
-    path = opened(world)
-    patch(world, path, data[:5], 0)
+    path = begun(world, data[:5])
     assert put(world, path, data, content=data[5:], headers={"content-range": f"5-{len(data) - 1}"}).status_code == 201
     assert world.client.get(f"/v1/blobs/{digest}").content == data
     assert world.client.get("/v1/audit", params={"action": "blob.repair"}).json()["data"][0]["subject"] == digest
