@@ -71,7 +71,6 @@ def cook(number: int) -> dict[str, Any]:
     return {"recipe": {"ingredients": [{"ref": "acme/law", "weight": 1 + number}]}, "verify": False, "wait": 0}
 
 
-LONG = "word " * 5000
 MULTIPLIED = {"model": MODEL, "prompt": ["a"] * 256, "n": 16, "max_tokens": 50}
 ATTACKS = (
     streamed("64 MiB of empty lists", "Has 22 million lists made of one body.", b"[],"),
@@ -144,7 +143,7 @@ ATTACKS = (
         "text of 25,000 characters",
         "Has a text tokenised that is longer than any may be.",
         "/tokenize",
-        {"model": MODEL, "prompt": LONG},
+        {"model": MODEL, "prompt": "word " * 5000},
         status=413,
         code="too_large",
     ),

@@ -12,14 +12,12 @@ import pytest
 from docs import notebooks
 from docs.notebooks.cells import run_cell
 
-MOST_BYTES = 200 * 1024
 SMALLER = {
     "comparing-selectors": {"PASSAGES, SCORED = 25, 15": "PASSAGES, SCORED = 6, 3", '"steps": 20': '"steps": 4'},
     "first-soup": {"[:40]": "[:20]", '"test.jsonl")': '"test.jsonl")[:20]', '"steps": 20': '"steps": 4'},
 }
 """Fewer passages and steps, by notebook: every cell runs, and nobody reads the numbers."""
-EVERY = notebooks.notebooks()
-each = pytest.mark.parametrize("path", EVERY, ids=lambda path: path.stem)
+each = pytest.mark.parametrize("path", notebooks.notebooks(), ids=lambda path: path.stem)
 
 
 def stored(path: Path) -> list[dict[str, Any]]:
@@ -45,7 +43,7 @@ def test_it_is_stored_whole_and_small_and_shows_its_pictures_and_tables(path: Pa
     assert any("<table>" in html for html in fragments)
     assert sum("data:image/svg+xml;base64," in html for html in fragments) >= 3
     text = path.read_text(encoding="utf-8")
-    assert len(text.encode()) < MOST_BYTES
+    assert len(text.encode()) < 200 * 1024
     assert not re.search(r"/(home|root|tmp|work|Users)/", text)
     assert "Traceback" not in text
 

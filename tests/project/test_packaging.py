@@ -40,7 +40,6 @@ pytestmark = pytest.mark.slow
 
 SHIPPED = ("adaptersoup", "plots", *OURS)
 NOT_SHIPPED = ("tests", "demo", "docs", "benchmarks")
-FILES = ("pyproject.toml", "LICENSE", "README.md")
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 
 HEAVY = {"torch", "transformers", "numpy", "sqlalchemy", "fastapi", "scipy", "sklearn", "sentence_transformers"}
@@ -89,7 +88,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = tmp_path_factory.mktemp("sources")
     for folder in SHIPPED + NOT_SHIPPED:
         shutil.copytree(REPOSITORY / folder, sources / folder, ignore=shutil.ignore_patterns("__pycache__", "results"))
-    for name in FILES:
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
         shutil.copy(REPOSITORY / name, sources)
     folder = tmp_path_factory.mktemp("wheel")
     pip("wheel", "--no-deps", "--no-index", "--no-build-isolation", "-w", folder, sources, cwd=folder)

@@ -248,10 +248,9 @@ def test_while_the_database_is_away_nothing_is_taken_and_nothing_forgotten(
     rates.settle(reservation, 0)
     postgres.stop()
     try:
-        with pytest.raises(Unavailable):
-            rates.take([want(1)])
-        with pytest.raises(Unavailable):
-            rates.write()
+        for call in (lambda: rates.take([want(1)]), rates.write):
+            with pytest.raises(Unavailable):
+                call()
     finally:
         postgres.start()
     rates.write()

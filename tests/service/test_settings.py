@@ -104,8 +104,6 @@ def test_the_clients_key_comes_from_the_setting_then_from_the_file(tmp_path: Pat
 
 # --- the reference page ---------------------------------------------------------------------------
 
-PAGE = REPOSITORY / "docs" / "reference" / "settings.md"
-
 
 def rows(model: type[BaseSettings]) -> list[str]:
     lines = []
@@ -131,8 +129,7 @@ print({one["num_threads"] for one in threadpoolctl.threadpool_info() if one["use
 @pytest.mark.parametrize(("threads", "expected"), [("", "{1}"), ("2", "{2}")])
 def test_numpy_computes_with_one_thread_unless_the_operator_says_otherwise(threads: str, expected: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
-    if threads:
-        environment["OPENBLAS_NUM_THREADS"] = threads
+    environment |= {"OPENBLAS_NUM_THREADS": threads} if threads else {}
     done = subprocess.run(
         [sys.executable, "-c", THREADS], env=environment, capture_output=True, text=True, check=True, cwd=REPOSITORY
     )
@@ -140,7 +137,7 @@ def test_numpy_computes_with_one_thread_unless_the_operator_says_otherwise(threa
 
 
 def test_the_reference_page_lists_every_setting_as_it_is() -> None:
-    lines = PAGE.read_text().splitlines()
+    lines = (REPOSITORY / "docs" / "reference" / "settings.md").read_text().splitlines()
     expected_rows = {row for kind in (Settings, ClientSettings, VllmSettings) for row in rows(kind)}
     for row in expected_rows:
         assert row in lines, f"docs/reference/settings.md lacks this line:\n{row}"

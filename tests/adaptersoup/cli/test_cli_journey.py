@@ -28,8 +28,6 @@ from tests.service.passages import WORDS, passages
 from tests.service.servers import CONFIG, Live, Soup, adapter_weights, write_bases
 from tests.texts_file import write_texts
 
-INIT = "sha256:" + "d" * 64
-
 
 @pytest.fixture(scope="module")
 def folders(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -43,7 +41,7 @@ def folders(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 weights=adapter_weights(live.world.runtime, seed=seed),
                 base_model="tiny",
                 texts=passages(domain, 30),
-                provenance=Provenance(init_hash=INIT, init_source="declared"),
+                provenance=Provenance(init_hash="sha256:" + "d" * 64, init_source="declared"),
             ),
         )
     return root

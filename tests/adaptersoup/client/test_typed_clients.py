@@ -32,7 +32,6 @@ from tests.service.passages import WORDS, passages
 from tests.service.scripted_server import Server, events, ok
 from tests.service.servers import CONFIG, Live, adapter_weights
 
-INIT = Provenance(init_hash=f"sha256:{7:064x}", init_source="declared")
 QUESTION = [{"role": "user", "content": "?"}]
 CHUNK = {
     "id": "c",
@@ -61,7 +60,7 @@ def folders(live: Live, tmp_path_factory: pytest.TempPathFactory) -> Path:
             domain=domain,
             weights=adapter_weights(live.world.runtime, seed=seed),
             base_model="tiny",
-            provenance=INIT,
+            provenance=Provenance(init_hash=f"sha256:{7:064x}", init_source="declared"),
             texts=passages(domain, 30),
         )
         write_directory(root / domain, contents)

@@ -15,7 +15,6 @@ from tests.registry.adapters.logits import logits
 SHAPE = BaseShape(
     fingerprint="sha256:" + "0" * 64, model_type="gpt2", hidden_size=32, num_layers=2, context=64, vocab_size=300
 )
-STRUCTURES = ["houlsby", "pfeiffer", "bapna_firat", "parallel"]
 
 
 def adapter_for(structure, model):
@@ -52,7 +51,7 @@ def test_one_adapter_on_two_models_at_once(model, tiny_base_dir):
         assert torch.equal(logits(model), logits(model_copy))
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", ["houlsby", "pfeiffer", "bapna_firat", "parallel"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_bases_keep_their_dtype(model, structure, dtype):
     adapter = adapter_for(structure, model)

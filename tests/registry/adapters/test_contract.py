@@ -65,12 +65,11 @@ DENSE: dict[str, AdapterConfig] = {
     "adamix, of a task": BankConfig(expert=UnionConfig(members=(LORA, HEAD)), experts=2, share="none"),
 }
 PRUNED = ("bottleneck, norms trained", "lora", "union", "fusion")
-EVERY = [*DENSE, *(f"{name}, pruned" for name in PRUNED)]
 CONFIGS: TypeAdapter[AdapterConfig] = TypeAdapter(AdapterConfig)
 IDS = torch.tensor([[5, 17, 250, 3, 99], [8, 8, 130, 21, 60]])
 
 
-@pytest.fixture(params=EVERY)
+@pytest.fixture(params=[*DENSE, *(f"{name}, pruned" for name in PRUNED)])
 def config_and_tensors(request, base) -> tuple[AdapterConfig, dict[str, Tensor]]:
     """A configuration, and tensors of it."""
     name, _, pruned = request.param.partition(", pruned") if request.param not in DENSE else (request.param, "", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -297,8 +298,7 @@ def test_what_llama_cpp_does_not_have_is_refused_by_name(shapes: Shapes) -> None
         (neox, on_layers(neox), "and this base model is of family 'gpt_neox'."),
         (llama, LoraConfig.of({"lm_head": LoraModule(2, 2.0)}), "without a name of its own: lm_head."),
     ):
-        with pytest.raises(Incompatible) as refused:
+        with pytest.raises(Incompatible, match=re.escape(says)):
             gguf_file(modules, drawn(modules, shape), base_of(shape), name="a/b")
-        assert says in refused.value.message
     with pytest.raises(Incompatible, match="heads of one size"):
         gguf_file(on_layers(llama), {}, GgufBase("llama", layers=2, head=None), name="a/b")

@@ -98,9 +98,8 @@ def test_the_context_is_the_longest_text_that_runs(encoder_dirs, model_type):
 def test_what_is_no_encoder_is_refused_by_name(folder, config, match):
     (folder / "evil.py").write_text("raise SystemExit('code of a model was run')")
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(Unavailable, match=match) as caught:
+    with pytest.raises(Unavailable, match=f"^Base model 'tiny'.*(?:{match})"):
         load_base(entry(folder))
-    assert str(caught.value).startswith("Base model 'tiny'")
 
 
 def test_an_encoder_that_reads_from_left_to_right_or_reads_padding_is_refused(folder, monkeypatch):

@@ -412,9 +412,8 @@ def written(folder, **config):
 def test_what_cannot_be_a_base_model_is_refused_by_name(folder, config, match):
     (folder / "evil.py").write_text("raise SystemExit('code of a model was run')")
     for act in (shape_of, load_base):
-        with pytest.raises(Unavailable, match=match) as caught:
+        with pytest.raises(Unavailable, match=f"^Base model 'tiny'.*(?:{match})"):
             act(written(folder, **config))
-        assert str(caught.value).startswith("Base model 'tiny'")
 
 
 def small(tmp_path, model_type, **settings):
@@ -587,9 +586,8 @@ def test_what_is_no_template_is_refused_with_the_allowlist(folder: Path, templat
     ],
 )
 def test_a_broken_template_is_refused_in_one_sentence(folder: Path, template: str, reason: str) -> None:
-    with pytest.raises(Unavailable, match=reason) as caught:
+    with pytest.raises(Unavailable, match=f"^Base model 'tiny': its chat_template .*(?:{reason})") as caught:
         load_text(entry(folder, chat_template=template))
-    assert caught.value.message.startswith("Base model 'tiny': its chat_template ")
     assert "\n" not in caught.value.message
 
 

@@ -72,8 +72,7 @@ def test_what_was_queued_before_the_clock_was_set_back_does_not_wait_for_it(cata
 def test_a_worker_takes_the_kinds_it_knows_and_leases_them(catalogue):
     moment = soon()
     row = enqueue(catalogue, "fit")
-    assert claim(catalogue, kinds=["embed"]) is None
-    assert claim(catalogue, kinds=[]) is None
+    assert claim(catalogue, kinds=["embed"]) is claim(catalogue, kinds=[]) is None
     claimed = claim(catalogue, kinds=["fit"], at=moment)
     assert (claimed.id, claimed.state, claimed.attempts) == (row.id, "running", 1)
     assert claimed.lease_until == moment + timedelta(seconds=LEASE)
@@ -172,12 +171,9 @@ def run(catalogue, moment: datetime, *, seconds: float | dict[str, int]) -> JobR
     return row
 
 
-def new_key(catalogue, name: str, namespaces=("acme",)):
-    return catalogue.keys.add(name, name, namespaces=namespaces, scopes={"write"}, prefix="sk-soup-").id
-
-
 def test_another_key_that_asks_for_the_same_is_remembered_and_takes_over(catalogue):
-    first, second, third = (new_key(catalogue, name) for name in ("first", "second", "third"))
+    rights = {"namespaces": ("acme",), "scopes": {"write"}, "prefix": "sk-soup-"}
+    first, second, third = (catalogue.keys.add(name, name, **rights).id for name in ("first", "second", "third"))
     about = {"scope": ["acme"], "request_id": "r-1", "pool": "p"}
     row = catalogue.jobs.enqueue("fit", about, namespace="acme", created_by=first, dedupe_key="k")
     assert catalogue.jobs.next_requester(row) is None
@@ -303,11 +299,13 @@ def test_a_worker_back_from_the_dead_touches_nothing(catalogue):
     catalogue.jobs.requeue_expired(soon(2 * LEASE))
     theirs = claim(catalogue, "w2")
     jobs = catalogue.jobs
-    assert not jobs.heartbeat(row.id, "w1", LEASE, soon())
-    assert not jobs.progress(row.id, done=1, total=1, message="", worker="w1")
-    assert not jobs.fail(row.id, {"code": "x"}, None, worker="w1")
-    assert not jobs.fail(row.id, {"code": "x"}, 0.0, worker="w1")
-    assert not jobs.succeed(row.id, {}, worker="w1")
+    assert [
+        jobs.heartbeat(row.id, "w1", LEASE, soon()),
+        jobs.progress(row.id, done=1, total=1, message="", worker="w1"),
+        jobs.fail(row.id, {"code": "x"}, None, worker="w1"),
+        jobs.fail(row.id, {"code": "x"}, 0.0, worker="w1"),
+        jobs.succeed(row.id, {}, worker="w1"),
+    ] == [False] * 5
     assert jobs.get(None, row.id) == theirs
     assert jobs.succeed(row.id, {}, worker="w2")
 

@@ -38,7 +38,6 @@ from registry.spec import (
 )
 from tests.tiny_models import CAUSAL
 
-IDS = torch.arange(1, 13).reshape(2, 6)
 SHORT = {"gpt2": ["c_attn", "c_fc"], "gpt_neox": ["query_key_value", "dense_4h_to_h"], "opt": ["q_proj", "fc1"]}
 BLOCKS = {"gpt2": "h", "gpt_neox": "layers", "opt": "layers"}
 HEX = "sha256:" + "a" * 64
@@ -62,7 +61,7 @@ class Trained:
 
 def logits_of(model: Any) -> Tensor:
     with torch.inference_mode():
-        return model(input_ids=IDS).logits
+        return model(input_ids=torch.arange(1, 13).reshape(2, 6)).logits
 
 
 def trained(base: LoadedBase, folder: Path, *, dtype: torch.dtype = torch.float32, **options: Any) -> Trained:

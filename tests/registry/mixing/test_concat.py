@@ -40,7 +40,6 @@ from tests.registry.random_adapters import (
 )
 
 EXACT = ConcatMixing()
-KINDS = sorted(STRUCTURES)
 
 
 def well_formed(ingredients, mixing=EXACT):
@@ -74,7 +73,7 @@ def factor_at(ingredient, site):
 
 
 @given(
-    st.sampled_from(KINDS),
+    st.sampled_from(sorted(STRUCTURES)),
     shares,
     st.lists(st.integers(1, 6), min_size=4, max_size=4),
     st.sampled_from(["1", "0.5", "-2"]),

@@ -60,7 +60,6 @@ from tests.repository import REPOSITORY
 
 REQUESTS: TypeAdapter[Any] = TypeAdapter(MixingRequest)
 PLAIN = bottleneck("bapna_firat", 4)
-METHODS = sorted(MIXINGS)
 PROBES = torch.randn(16, 16, generator=torch.Generator().manual_seed(0))
 
 
@@ -105,7 +104,7 @@ def test_every_method_is_a_member_of_the_union() -> None:
     assert {model.model_fields["method"].default for model in get_args(get_args(Mixing)[0])} == set(MIXINGS)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", sorted(MIXINGS))
 class TestEveryMixingMethod:
     def test_what_it_makes_fits_its_configuration(self, method: str) -> None:
         ingredients, mixing = ingredients_for(method), mixing_of(method)

@@ -32,7 +32,6 @@ from tests.registry.random_adapters import INIT, SHAPE, bottleneck, lora, make_i
 CONFIG = bottleneck("pfeiffer")
 UNION = UnionConfig(members=(bottleneck("parallel"), HeadConfig(task="classification", labels=("a", "b"))))
 RULES = ("union", "intersect", "first", "reprune")
-rules = st.sampled_from(RULES)
 weights = st.lists(st.floats(0.1, 1.0), min_size=2, max_size=4)
 
 
@@ -65,7 +64,7 @@ def keeps(config, tensors):
 
 
 @settings(max_examples=10)
-@given(weights, rules, st.randoms(use_true_random=False))
+@given(weights, st.sampled_from(RULES), st.randoms(use_true_random=False))
 def test_the_order_of_ingredients_changes_nothing(drawn, rule, random):
     ingredients = ingredients_of(CONFIG, drawn)
     config, tensors = mixed(ingredients, rule)

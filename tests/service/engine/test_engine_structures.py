@@ -135,9 +135,8 @@ def test_heads_and_banks_are_refused_by_what_they_are(base: LoadedBase, kind: st
         ScoreRequest("tiny", ((1, 2),), handle),
         ScoreRequest("tiny", ((1, 2),), handle, pooled=frozenset({0})),
     ):
-        with pytest.raises(InvalidParameter, match=match) as caught:
+        with pytest.raises(InvalidParameter, match=f"^Adapter sha256:aaa.*(?:{match})") as caught:
             engine.submit(request)
-        assert caught.value.message.startswith("Adapter sha256:aaa")
         assert caught.value.message.count(". ") == 0, "one sentence"
 
 

@@ -19,10 +19,9 @@ from service.engine.runner import ForwardTask, Runner
 from tests.tiny_models import VARIANTS
 
 LENGTHS = (7, 20, 20, 3, 1)
-NAMES = tuple(name for name, (family, _) in VARIANTS.items() if family in FAMILIES)
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=tuple(name for name, (family, _) in VARIANTS.items() if family in FAMILIES))
 def base(request: pytest.FixtureRequest, bases: Callable[[str], LoadedBase]) -> LoadedBase:
     """A copy whose modules tests may replace."""
     original = bases(request.param)

@@ -24,7 +24,6 @@ from tests.service.engine.stepping import answered, greedy, run, started
 from tests.service.engine.test_mixed import PARALLEL, configs_of, module_of
 from tests.service.loaded_bases import LoadedBases
 
-BASES = ("gpt2", "mistral-window-4", "qwen3-alternating")
 TOLERANCE = 1e-5
 PLENTY = 2**22
 PROMPT = tuple(range(5, 45))
@@ -64,7 +63,7 @@ class World:
             assert choice.token_logprobs == pytest.approx(expected.token_logprobs, abs=TOLERANCE, rel=TOLERANCE)
 
 
-@pytest.fixture(scope="module", params=BASES)
+@pytest.fixture(scope="module", params=("gpt2", "mistral-window-4", "qwen3-alternating"))
 def world(request: pytest.FixtureRequest, bases: Callable[[str], LoadedBase]) -> World:
     base = bases(request.param)
     adapters: list[LoadableAdapter | None] = [None]
@@ -79,8 +78,7 @@ class Conversations:
 
     def __init__(self, world: World, draw: np.random.Generator) -> None:
         self.world, self.draw = world, draw
-        few = draw.choice(len(world.adapters), size=3, replace=False)
-        self.adapters = [world.adapters[number] for number in few]
+        self.adapters = [world.adapters[n] for n in draw.choice(len(world.adapters), size=3, replace=False)]
         self.texts = [self.tokens(40) for _ in range(2)]
 
     def tokens(self, count: int) -> tuple[int, ...]:

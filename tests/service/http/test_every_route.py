@@ -100,7 +100,6 @@ def test_a_key_without_any_needed_scope_is_403(world: World) -> None:
     assert matched == set(NEEDED)
 
 
-PASSAGES = [f"passage number {number}" for number in range(25)]
 UNKNOWN = {
     "digest": DIGEST,
     "id": "sel-0000000000000000",
@@ -131,7 +130,7 @@ class Stocked:
 @pytest.fixture(scope="module")
 def stocked(world: World) -> Stocked:
     client = world.client
-    pushed = push_embedded(world, "foreign/secret-one", PASSAGES, seed=11)
+    pushed = push_embedded(world, "foreign/secret-one", [f"passage number {number}" for number in range(25)], seed=11)
     assert client.put("/v1/adapters/foreign/secret-one/aliases/best", json={"version": 1}).status_code == 200
     world.push("foreign/other", seed=12)
     cook_soup(world, "foreign/soup", {"foreign/secret-one": 1, "foreign/other": 1})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -129,9 +130,8 @@ def test_token_ids_without_a_bos_get_none(live: Live) -> None:
     ],
 )
 def test_token_ids_that_cannot_be_embedded_are_refused(live: Live, token_ids: Any, words: str) -> None:
-    with pytest.raises(openai.APIStatusError) as caught:
+    with pytest.raises(openai.APIStatusError, match=re.escape(words)) as caught:
         live.openai().embeddings.create(model="tiny", input=token_ids)
-    assert words in caught.value.message
     assert caught.value.status_code in {400, 413}
 
 
@@ -174,9 +174,8 @@ def test_token_ids_that_cannot_be_embedded_are_refused(live: Live, token_ids: An
     ],
 )
 def test_what_is_wrong_is_refused_in_one_sentence(live: Live, ask: dict[str, Any], words: str) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
+    with pytest.raises(openai.BadRequestError, match=re.escape(words)) as caught:
         live.openai().completions.create(**{"model": "tiny", **ask})
-    assert words in caught.value.message
     assert caught.value.body["message"].endswith(".")  # type: ignore[index]
     assert caught.value.request_id
 

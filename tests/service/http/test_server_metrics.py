@@ -16,7 +16,6 @@ from tests.service.servers import World
 
 DATABASES = KINDS
 pytestmark = pytest.mark.one_database  # journeys ask each kind what these do
-TEXTS = [f"passage {number} of a domain" for number in range(30)]
 
 
 def samples(world: World) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -34,7 +33,7 @@ def value(world: World, name: str, **labels: str) -> float | None:
 
 def test_a_job_is_counted_with_its_seconds(world: World) -> None:
     ended_before = value(world, "soup_jobs_ended_total", kind="embed", outcome="succeeded") or 0
-    job = world.push("acme/one", sample={"texts": TEXTS})["job"]
+    job = world.push("acme/one", sample={"texts": [f"passage {number} of a domain" for number in range(30)]})["job"]
     until(lambda: (value(world, "soup_jobs_ended_total", kind="embed", outcome="succeeded") or 0) > ended_before)
     assert world.client.get(f"/v1/jobs/{job}").json()["state"] == "succeeded"
     metrics = samples(world)

@@ -34,7 +34,6 @@ from tests.registry.damaged_files import flip
 from tests.registry.refusing_disk import failing, refuse_new_files
 from tests.registry.toy_registry import SHAPE, ToyRegistry
 
-TODAY = date(2026, 1, 2)
 STORE = "0" * 32
 
 
@@ -109,7 +108,7 @@ def weights_of(verbs: ToyRegistry, name: str) -> str:
 def started(settings: Settings, *, alone: bool = True) -> Any:
     """The report of a server's start on the blobs of a data folder."""
     with closing(Database(settings.database)) as database:
-        return check_blobs(database, LocalBlobs(settings.blobs_dir), alone=alone, accept=False, today=TODAY)
+        return check_blobs(database, LocalBlobs(settings.blobs_dir), alone=alone, accept=False, today=date(2026, 1, 2))
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -17,8 +17,6 @@ from typing import Any
 from tests.killed_node import kill_node
 
 TOKEN = "token-of-the-tests-" + "0" * 32
-STORE = 80_000_000
-HOST = "127.0.0.2"
 
 
 @dataclass
@@ -70,9 +68,9 @@ def main(count: int) -> None:
     from ray.cluster_utils import Cluster
 
     common: dict[str, Any] = {
-        "object_store_memory": STORE,
+        "object_store_memory": 80_000_000,
         "include_dashboard": False,
-        "node_ip_address": HOST,
+        "node_ip_address": "127.0.0.2",
         "include_log_monitor": False,
     }
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, **common})
