@@ -74,7 +74,7 @@ def test_answers_are_ordered_by_index_and_may_have_the_form_of_chats() -> None:
     second = {"logprobs": {"top_logprobs": [{"b": -9999.0, "c": float("-inf"), "d": float("nan"), "e" * 300: -1.0}]}}
     text = json.dumps({"choices": [{"index": 1, **second}, {"index": 0, **CHAT}]})
     readings = server(lambda _: httpx2.Response(200, text=text)).next_tokens("law", ["x", "y"])
-    assert readings == [TOP, {"b": -9999.0, "c": -10000.0, "d": -10000.0}]
+    assert readings == (TOP, {"b": -9999.0, "c": -10000.0, "d": -10000.0})
 
 
 @pytest.mark.parametrize(

@@ -174,8 +174,9 @@ def test_token_ids_that_cannot_be_embedded_are_refused(live: Live, token_ids: An
     ],
 )
 def test_what_is_wrong_is_refused_in_one_sentence(live: Live, ask: dict[str, Any], words: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=re.escape(words)) as caught:
+    with pytest.raises(openai.BadRequestError) as caught:
         live.openai().completions.create(**{"model": "tiny", **ask})
+    assert words in caught.value.message
     assert caught.value.body["message"].endswith(".")  # type: ignore[index]
     assert caught.value.request_id
 
