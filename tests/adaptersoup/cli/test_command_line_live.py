@@ -768,8 +768,8 @@ class TestCompletion:
             ("soup cook --verif", "--verify"),
             ("soup sho", "show"),
         ):
-            asked = {"_SOUP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-            for name, value in {"SOUP_URL": live.url, "SOUP_KEY": live.world.admin, **asked}.items():
+            variables = {"_SOUP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+            for name, value in {"SOUP_URL": live.url, "SOUP_KEY": live.world.admin, **variables}.items():
                 monkeypatch.setenv(name, value)
             assert done(command())[0].split() == [completion]
 
