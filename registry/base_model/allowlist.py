@@ -45,9 +45,11 @@ def _entry(base_id: str, fields: object, folder: Path) -> BaseEntry:
         raise ValueError("'quantization' was removed: use dtype = \"bfloat16\", which is faster and rounds less.")
     entry = BaseEntry.model_validate({**fields, "id": base_id})
     try:
-        torch.device(entry.device)
+        device = torch.device(entry.device)
     except RuntimeError as problem:
         raise ValueError(f"device {entry.device!r} is not a device of torch: {problem}.") from None
+    if device.type == "meta" or str(device) != entry.device:  # torch keeps 8 bits of an index
+        raise ValueError(f"device {entry.device!r} cannot hold a base model: choose 'cpu', 'cuda' or 'cuda:0'.")
     if entry.chat_template is not None:
         entry = entry.model_copy(update={"chat_template": _template(entry, entry.chat_template, folder)})
     local = Path(entry.source).expanduser()

@@ -44,7 +44,7 @@ def usable_config(folder: Path, entry: BaseEntry) -> Any:
     base_id = entry.id
     try:
         config: Any = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (*_UNUSABLE, OSError, StrictDataclassError) as problem:
+    except (*_UNUSABLE, OSError, RecursionError, StrictDataclassError) as problem:
         raise Unavailable(f"Base model {base_id!r}: its configuration cannot be used: {problem}") from problem
     problems = _problems(config, entry.kind)
     if problems:

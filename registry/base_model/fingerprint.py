@@ -72,7 +72,7 @@ def _compute(folder: Path, weights: list[Path]) -> str:
             "tokenizer": sha256_digest((folder / TOKENIZER).read_bytes()),
         }
         digest = hashlib.sha256(canonical_json(about) + b"\n")
-    except ValueError as problem:
+    except (ValueError, AttributeError, RecursionError) as problem:  # no JSON, no object, nested too deeply
         raise Unavailable(f"{folder / CONFIG} has no fingerprint: {problem}.") from problem
     try:
         with ExitStack() as stack:

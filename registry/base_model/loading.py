@@ -207,6 +207,11 @@ def _from_pretrained(folder: Path, entry: BaseEntry) -> tuple[Any, dict[str, Any
         output_loading_info=True,
         adapter_kwargs={"subfolder": CONFIG},  # a file: no adapter beside the weights is looked for
     )
+    if hasattr(model[0], "peft_config"):
+        raise Unavailable(
+            f"Base model {entry.id!r}: this version of transformers applies the adapter of adapter_config.json in "
+            f"{folder} to it. Move this file elsewhere, or install a later version."
+        )
     return model[0], model[1]
 
 

@@ -113,6 +113,8 @@ def test_sources_are_relative_to_the_file(folder, tmp_path, monkeypatch):
             "a: device 'gpu' is not a device of torch: Expected one of cpu, cuda",
         ),
         ("[bases.a]\nsource='base'\ndevice=''", "a: device '' is not a device of torch"),
+        ("[bases.a]\nsource='base'\ndevice='cuda:300'", "a: device 'cuda:300' cannot hold a base model"),
+        ("[bases.a]\nsource='base'\ndevice='meta'", "a: device 'meta' cannot hold a base model"),
         ("[bases.a]\nsource='base'\nquantization='int8'", "a: 'quantization' was removed: use dtype = \"bfloat16\""),
         ("[bases.a]\nsource='base'\ntrust_remote_code=true", "a: trust_remote_code"),
         ("[bases.a]\nsource='./nowhere'", "is not a folder"),
@@ -200,6 +202,8 @@ def test_missing_files_are_named_and_pickled_weights_are_not_loaded(folder, name
     ("file", "damage", "sentence"),
     [
         ("config.json", lambda _: b"{", None),
+        ("config.json", lambda _: b"[1]", None),
+        ("config.json", lambda _: b"[" * 3000 + b"]" * 3000, None),
         ("config.json", lambda _: b'{"model_type": "no-such-family"}', None),
         (
             "config.json",
@@ -295,12 +299,23 @@ def test_fingerprint_ignores_where_and_by_what_it_was_saved(folder):
     assert fingerprint(folder) == original
 
 
-def test_an_adapter_beside_the_weights_is_ignored(folder):
+@pytest.mark.parametrize("text", ["[1]", "[" * 3000 + "]" * 3000], ids=["a list", "nested"])
+def test_a_configuration_that_is_no_object_has_no_fingerprint(folder, text):
+    (folder / "config.json").write_text(text)
+    with pytest.raises(Unavailable, match=r"config\.json has no fingerprint"):
+        fingerprint(folder)
+
+
+def test_an_adapter_beside_the_weights_is_ignored_or_refused(folder, monkeypatch):
     bare = load_base(entry(folder)).model
     config = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
     get_peft_model(copy.deepcopy(bare), config).save_pretrained(folder)
     loaded = load_base(entry(folder)).model
     assert loaded.state_dict().keys() == bare.state_dict().keys()
+    older_search = Mock(return_value=(str(folder), folder, {}))  # of a version that ignores the subfolder
+    monkeypatch.setattr("transformers.modeling_utils.maybe_load_adapters", older_search)
+    with pytest.raises(Unavailable, match=r"'tiny'.* applies the adapter of adapter_config\.json in"):
+        load_base(entry(folder))
 
 
 def test_fingerprint_of_a_sharded_model_is_the_same(folder):
