@@ -58,10 +58,11 @@ def delete_unrecorded(registry: Registry, digests: Iterable[str]) -> None:
 def temporary_file(registry: Registry, digest: str) -> Iterator[None]:
     """Context around the use of a stored file without a row, which is deleted at the end.
 
-    Its removal is scheduled first, so that a collection deletes it if this process is killed.
+    Its removal is scheduled before the use, so that a collection deletes it if this process is killed meanwhile. If the
+    database cannot be used, it is only deleted at the end.
     """
     try:
-        with registry.database.write() as catalogue:
+        with suppress(Busy, Unavailable), registry.database.write() as catalogue:
             catalogue.removals.forget([digest], datetime.now(UTC) + LONGEST_USE)
         yield
     finally:

@@ -166,8 +166,10 @@ def _train(
         tuned = job.computations.tune(job.base.entry.id, request)
     if tuned.blob is None:
         return tuned, None
-    with temporary_file(job.registry, tuned.blob):
+    try:
         return tuned, load_tensors(blobs.read(tuned.blob))
+    finally:
+        blobs.delete(tuned.blob)
 
 
 def _search_of(sample: Sample, tuning: Tuning, tuned: Tuned, seconds: float) -> Search:

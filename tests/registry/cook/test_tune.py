@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from registry.adapters.weights import load_tensors, save_tensors
 from registry.catalogue.removals import Removals
 from registry.cook.strategies.tune import held_out_nll
-from registry.errors import InvalidParameter
+from registry.errors import Busy, InvalidParameter
 from registry.samples.sample import check_sample
 from registry.select.select import SelectQuery, select_from_pool
 from registry.spec import (
@@ -86,8 +87,13 @@ def test_tensors_that_a_killed_process_passed_on_are_removed_by_a_collection(poo
     remove_files(pool.registry, datetime.now(UTC))
     assert pool.blobs.has(request.start.blob)  # as it may be in use
     remove_files(pool.registry, datetime.now(UTC) + LONGEST_USE)
-    with pool.database.read() as catalogue:
-        assert set(pool.blobs.digests()) == catalogue.blobs.digests()
+    assert not pool.blobs.has(request.start.blob)
+
+
+def test_a_busy_database_does_not_keep_a_soup_from_its_training(pool, monkeypatch):
+    monkeypatch.setattr(Removals, "forget", Mock(side_effect=Busy("The database is locked.")))
+    assert pool.row(tune(pool).soup_id).tuned
+    assert not pool.blobs.has(pool.tunings[0].start.blob)
 
 
 def test_a_mixture_of_tuned_soups_says_what_they_have_learnt_from(pool):
