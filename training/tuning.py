@@ -112,7 +112,7 @@ class _TuningRun:
         Raises InvalidParameter if it is not finite.
         """
         nlls = score_windows(self.base.model, [self.rows[number] for number in numbers], max_tokens=CELLS, pad_id=0)
-        self._check_finite(sum(nlls))
+        self._check_finite(sum(nlls), "of held-out passages")
         return dict(zip(numbers, nlls, strict=True))
 
     def trainings(self) -> list[Iterator[AdapterModule]]:
@@ -141,7 +141,7 @@ class _TuningRun:
                 for batch in batches[number * pass_steps : (number + 1) * pass_steps]:
                     self.progress(self.steps, steps * (len(request.folds) + 1), "tuning the soup on the sample")
                     loss = add_gradients(self.base, batch)
-                    self._check_finite(loss)
+                    self._check_finite(loss, "of a training step")
                     nn.utils.clip_grad_norm_(trained, CLIP)
                     optimiser.step()
                     schedule.step()
@@ -149,11 +149,11 @@ class _TuningRun:
                     self._count(number, loss, tokens_of(batch))
             yield adapter
 
-    def _check_finite(self, loss: float) -> None:
+    def _check_finite(self, loss: float, where: str) -> None:
         if not math.isfinite(loss):
-            advice = "lower the rate, or choose" if self.steps else "choose"
+            advice = "a lower rate may help" if self.steps else "an adapter or the base model overflows"
             raise InvalidParameter(
-                f"The loss is {loss} at step {self.steps} of tuning: {advice} effort 'quick', which leaves out "
+                f"The loss {where} is {loss} after {self.steps} steps of tuning: {advice}. Effort 'quick' leaves out "
                 "adapters that overflow.",
                 param="effort",
             )

@@ -243,20 +243,24 @@ def test_a_pruned_start_is_refused(gpt2: LoadedBase) -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "batch", "steps", "advice"),
+    ("factor", "batch", "message"),
     [
-        (float("inf"), 4, 0, "choose effort 'quick'"),
-        (1e20, 4, 1, "lower the rate, or choose effort 'quick'"),
-        (1e20, len(TEXTS), 1, "lower the rate, or choose effort 'quick'"),
+        (
+            float("inf"),
+            4,
+            "of held-out passages is nan after 0 steps of tuning: an adapter or the base model overflows",
+        ),
+        (1e20, 4, "of a training step is (nan|inf) after 1 steps of tuning: a lower rate may help"),
+        (1e20, len(TEXTS), "of held-out passages is (nan|inf) after 1 steps of tuning: a lower rate may help"),
     ],
     ids=["at the start", "of a step", "of held-out passages after a pass"],
 )
 def test_a_loss_that_is_not_finite_is_refused_with_advice(
-    gpt2: LoadedBase, factor: float, batch: int, steps: int, advice: str
+    gpt2: LoadedBase, factor: float, batch: int, message: str
 ) -> None:
     config = structures(gpt2)["lora"]
     start = {name: factor * value for name, value in create(config, gpt2.shape, seed=0).state_dict().items()}
-    with pytest.raises(InvalidParameter, match=f"loss is (nan|inf) at step {steps} of tuning: {advice}"):
+    with pytest.raises(InvalidParameter, match=f"The loss {message}"):
         tuned(gpt2, config, start=start, batch=batch, rate="1")
 
 
