@@ -295,6 +295,7 @@ def test_a_sweep_makes_every_cell_from_one_start_and_again_only_what_is_missing(
     ]
     assert set(created) == set(names)
     assert [line.split()[0] for line in out.splitlines()] == ["ADAPTER", *names]
+    assert [line.split()[2] for line in out.splitlines()] == ["FIGURE", *["perplexity"] * 8]
     ends = [line for line in err.splitlines() if not line.startswith(tuple(names))]
     assert [line.split(":")[0] for line in ends] == [f"{n} of 8" for n in range(1, 9)]
     folders = [read_directory(tmp_path / "out" / check_part(name, "name")) for name in names]

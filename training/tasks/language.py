@@ -118,7 +118,7 @@ class LanguageModelling(Task):
                 "valid_perplexity_before": math.exp(start_loss),
                 "valid_perplexity": math.exp(best_loss),
             }
-        except OverflowError:  # the adapter is of use if its best loss is low
+        except OverflowError:  # at the start; the best loss may be low all the same
             return {**tokens, "valid_loss_before": start_loss, "valid_loss": best_loss}
 
 

@@ -20,10 +20,10 @@ LONGER_THAN_BLOCK = {
 """Words for the record's counts of data that are longer than a block."""
 
 
-def validation(record: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Perplexity on validation data before and after a training, or the loss if the task has no perplexity."""
-    figure = "valid_perplexity" if "valid_perplexity" in record else "valid_loss"
-    return record.get(f"{figure}_before"), record.get(figure)
+def validation(record: Mapping[str, Any]) -> tuple[str, float, float]:
+    """`perplexity`, and its value on validation data before and after a training; `loss` where there is none."""
+    figure = "perplexity" if "valid_perplexity" in record else "loss"
+    return figure, record[f"valid_{figure}_before"], record[f"valid_{figure}"]
 
 
 def print_record(trained: Trained) -> None:
@@ -54,10 +54,10 @@ def print_record(trained: Trained) -> None:
     ]
     if counts:
         talk(f"Longer than a block of {record['block']} tokens: {', '.join(counts)}.")
-    figure = "Perplexity" if "valid_perplexity" in record else "Loss"
-    initial, final = validation(record)
-    talk(f"{figure} on validation data: {initial:.4g} before, {final:.4g} after (step {record['best_step']}).")
-    if record["best_step"] == 0:
+    figure, initial, final = validation(record)
+    best_step = record["best_step"]
+    talk(f"{figure.capitalize()} on validation data: {initial:.4g} before, {final:.4g} after (step {best_step}).")
+    if best_step == 0:
         talk(
             "No step was better than the start, so that the adapter is as it began: try another --lr, or more --steps."
         )

@@ -124,7 +124,7 @@ def sweep(
         _check_names(cell_grid)
     rows = _sweep(entry, cell_grid, execution)
     pushed = {} if namespace is None or client is None else push_rows(client, rows, namespace)
-    header = ("adapter", "state", "before", "after", "best step", "steps")
+    header = ("adapter", "state", "figure", "before", "after", "best step", "steps")
     refs = None if namespace is None else pushed
     values = [_json_row(row, refs) for row in rows]
     answer({"object": "list", "data": values}, columns(header, [_table_row(row) for row in rows]), json=as_json)
@@ -207,13 +207,14 @@ def _results(
 def _result_text(row: Row) -> str:
     if row.problem is not None:
         return row.state
-    figure = "perplexity" if "valid_perplexity" in row.record else "loss"
-    initial, final = validation(row.record)
+    figure, initial, final = validation(row.record)
     return f"{row.state}, validation {figure} {initial:.4g} -> {final:.4g}"
 
 
 def _table_row(row: Row) -> tuple[object, ...]:
-    return (row.cell.name, row.state, *validation(row.record), row.record.get("best_step"), row.record.get("steps"))
+    if row.problem is not None:
+        return (row.cell.name, row.state, *(None,) * 5)
+    return (row.cell.name, row.state, *validation(row.record), row.record["best_step"], row.record["steps"])
 
 
 def _json_row(row: Row, refs: Mapping[str, str] | None) -> dict[str, Any]:
