@@ -58,6 +58,11 @@ class Selectors(Repository[SelectorRow]):
         """The selector that serves a pool and spec, None if there is none."""
         return self._first(SERVING.where(*_target(pool_id, spec_digest)))
 
+    def latest_id(self, pool_id: str, spec_digest: str) -> str | None:
+        """The id of `latest`, in a time that does not grow with the pool."""
+        query = select(selectors.c.id).join(selector_targets, SERVES).where(*_target(pool_id, spec_digest))
+        return self._connection.execute(query).scalar()
+
     def latest_state(self, pool_id: str, spec_digest: str) -> SelectorState | None:
         """The state of `latest`, in a time that does not grow with the pool."""
         columns = (selectors.c.spec, selectors.c.encoder_digest, selectors.c.state_blob, selector_targets.c.asked_at)

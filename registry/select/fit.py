@@ -47,7 +47,7 @@ def fit(
     pool_fit = _PoolFit(registry, pool, spec, encoder_digest, progress)
     has_retried = False
     while True:
-        serving = pool_fit.serving_selector()  # before the members: another one may have newer members
+        serving = pool_fit.serving_selector()  # read before the members: a later selector may have newer ones
         members, stored = pool_fit.current_members(), pool_fit.usable(serving)
         if stored is not None and stored.members == members:
             return stored
@@ -197,8 +197,8 @@ class _PoolFit:
         with self.registry.database.write() as catalogue:
             record_bytes(self.registry, catalogue, state_blob, data)
             purged_ids = catalogue.removals.missing_ids([member.adapter_id for member in members])
-            if not purged_ids and catalogue.selectors.latest(pool_id, spec_digest) == replacing:
+            if not purged_ids and catalogue.selectors.latest_id(pool_id, spec_digest) == (replacing and replacing.id):
                 return catalogue.selectors.add(row)
-            # nothing that was computed from a purged sample may stay
+            # not stored: in particular, nothing that was computed from a purged sample may stay
             catalogue.removals.forget(catalogue.removals.unreferenced([state_blob]), datetime.now(UTC))
         return None

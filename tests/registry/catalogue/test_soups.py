@@ -185,7 +185,9 @@ def fitted(catalogue, id: str, *, pool: PoolSpec | None = None, spec=None, **fie
 
 
 def latest(catalogue, pool=None, spec=None) -> str | None:
-    row = catalogue.selectors.latest(digest_of(pool or pool_of("acme")), digest_of(spec or GmmSpec()))
+    target = digest_of(pool or pool_of("acme")), digest_of(spec or GmmSpec())
+    row = catalogue.selectors.latest(*target)
+    assert catalogue.selectors.latest_id(*target) == (row and row.id)
     return row and row.id
 
 
