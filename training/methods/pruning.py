@@ -1,7 +1,8 @@
 """Pruning an adapter before it is trained: SparseAdapter (He et al., Findings of EMNLP 2022, section 2).
 
 Called by the trainer between the adapter's start and its first step. Exactly k = round(s N) of the N entries of the
-projections are set to zero and stay there: their gradients are cleared before clipping and AdamW read them.
+projections are set to zero and stay there; with scope 'layer', of each projection. Their gradients are cleared before
+clipping and AdamW read them.
 """
 
 from __future__ import annotations
@@ -82,6 +83,11 @@ def _batches(rows: np.ndarray, options: PruningOptions, *, batch: int) -> list[T
 def masks_of(scores: Scores, options: PruningOptions) -> Masks:
     """Masks without the lowest scores: overall, within each projection, or with Erdos-Renyi densities."""
     by_layer = options.scope == "layer"
+    if by_layer and options.score == "erdos_renyi":
+        raise InvalidParameter(
+            "Score 'erdos_renyi' sets the density of each layer itself: leave 'scope' at 'global', or choose 'random'.",
+            param="scope",
+        )
     total = sum(score.numel() for score in scores.values())
     counts = {name: round(options.sparsity * score.numel()) for name, score in scores.items()}
     masked = sum(counts.values()) if by_layer else round(options.sparsity * total)
@@ -92,23 +98,18 @@ def masks_of(scores: Scores, options: PruningOptions) -> Masks:
             param="sparsity",
         )
     if options.score == "erdos_renyi":
-        counts = _erdos_renyi(scores, masked, options)
+        counts = _erdos_renyi(scores, masked)
     elif not by_layer:
         return keep_highest(scores, masked)
     return {name: keep_highest({name: score}, counts[name])[name] for name, score in scores.items()}
 
 
-def _erdos_renyi(scores: Scores, masked: int, options: PruningOptions) -> dict[str, int]:
+def _erdos_renyi(scores: Scores, masked: int) -> dict[str, int]:
     """Entries to prune of each projection: unpruned ones in proportion to inputs + outputs.
 
     A layer's density is proportional to (n_in + n_out) / (n_in n_out) (Mocanu et al., 2018; Evci et al., ICML 2020).
     Counts are rounded by largest remainder, ties to the earlier, so that they sum to `masked`.
     """
-    if options.scope == "layer":
-        raise InvalidParameter(
-            "Score 'erdos_renyi' sets the density of each layer itself: leave 'scope' at 'global', or choose 'random'.",
-            param="scope",
-        )
     sizes = {name: score.numel() for name, score in scores.items()}
     spans = {name: sum(score.shape) for name, score in scores.items()}
     full: set[str] = set()

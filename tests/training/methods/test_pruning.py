@@ -270,8 +270,11 @@ def test_what_cannot_be_pruned(base):
     adapter = pruned_one(base, paper_config("pfeiffer", bottleneck=4), score="random")
     with pytest.raises(InvalidParameter, match="pruned already"):
         prune(adapter, lambda _: None, np.zeros((1, 1)), PruningOptions(), batch=1, data_digest=DATA)
-    with pytest.raises(InvalidParameter, match="density of each layer"):
-        pruned_one(base, paper_config("pfeiffer", bottleneck=4), score="erdos_renyi", scope="layer")
+    for sparsity in (0.5, 1e-6):
+        with pytest.raises(InvalidParameter, match="density of each layer"):
+            pruned_one(
+                base, paper_config("pfeiffer", bottleneck=4), score="erdos_renyi", scope="layer", sparsity=sparsity
+            )
 
 
 def test_a_gradient_that_is_no_number():
