@@ -84,10 +84,17 @@ def test_what_alerts_look_for_is_counted_from_the_start(world: World) -> None:
         )
 
 
-def test_a_server_that_nobody_probes_alerts_beside_one_that_is_probed(world: World) -> None:
-    counted = re.search(r"\((\w+) unless on \(instance, job\) soup_ready\)", expressions()["SoupNotProbed"])
+def test_a_server_that_nobody_probes_alerts_beside_one_that_is_probed(tiny_base_dir: Path, tmp_path: Path) -> None:
+    counted = re.search(r"\((\w+) unless on \(instance, job\) (\w+)\)", expressions()["SoupNotProbed"])
     assert counted is not None
-    assert f"\n{counted[1]} " in world.app.state.metrics.render().decode()  # of every server, from its start
+    for world in open_world(tmp_path / "data", write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})):
+        unprobed = world.app.state.metrics.render().decode()
+        assert world.client.get("/readyz").status_code == 200
+        probed = world.app.state.metrics.render().decode()
+        assert [[f"\n{name} " in text for name in counted.groups()] for text in (unprobed, probed)] == [
+            [True, False],
+            [True, True],
+        ]
 
 
 def test_alerts_and_dashboard_ask_for_what_there_is(labels_by_sample: dict[str, set[str]]) -> None:
