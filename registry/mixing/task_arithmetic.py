@@ -23,6 +23,7 @@ from registry.mixing import average, concat, entrywise
 from registry.mixing.compat import SoupIngredient, by_digest, layer_reasons, listed, not_joinable_reasons
 from registry.mixing.tensors import add_to, cast_finite
 from registry.spec import AdapterConfig, BaseShape, TaskArithmeticMixing
+from registry.spec.mixing import INIT_SEEDS
 from registry.tensor_file import canonical_order
 
 
@@ -115,9 +116,9 @@ def _start(config: AdapterConfig, shapes: Shapes, mixing: TaskArithmeticMixing) 
 
 
 def _seeds(ingredients: Sequence[SoupIngredient]) -> list[int]:
-    """The seeds in the ingredients' provenance, each once, without those out of the range of a recipe's `init_seed`."""
+    """The seeds in the ingredients' provenance that a recipe can name, each once."""
     seeds = [ingredient.provenance.init_seed for ingredient in by_digest(ingredients)]
-    return list(dict.fromkeys(seed for seed in seeds if seed is not None and 0 <= seed < 2**63))
+    return list(dict.fromkeys(seed for seed in seeds if seed is not None and seed in INIT_SEEDS))
 
 
 def _are_updates(ingredients: Sequence[SoupIngredient]) -> bool:

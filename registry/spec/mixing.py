@@ -19,6 +19,8 @@ def _not_nothing(scale: str) -> str:
 
 DrawnInit = Literal["near_identity", "linear", "zero_up"]
 """The initialisation of a bottleneck that is drawn by a seed."""
+INIT_SEEDS = range(2**63)
+"""The seeds that a recipe can name."""
 
 
 Scale = Annotated[
@@ -159,7 +161,7 @@ class TaskArithmeticMixing(_OfAnyInit):
     method: Literal["task_arithmetic"] = "task_arithmetic"
     scale: Scale = "1"
     init: DrawnInit | None = Field(default=None, exclude_if=not_set)
-    init_seed: int | None = Field(default=None, ge=0, lt=2**63, exclude_if=not_set)
+    init_seed: int | None = Field(default=None, ge=0, lt=INIT_SEEDS.stop, exclude_if=not_set)
 
     widens: ClassVar[bool] = True  # of LoRAs ranks add up
 
