@@ -18,7 +18,7 @@ COLUMNS: dict[str, tuple[sa.types.TypeEngine[Any], str | None]] = {
     **{name: (sa.Integer(), "0") for name in ("places", "requests", "adapters")},
     **{name: (sa.BigInteger(), "0") for name in ("bank_bytes", "adapter_bytes", "started_at")},
 }
-"""Type and default by name; only one without a default may be NULL."""
+"""Type and default by name; a column without a default may be NULL."""
 
 
 def upgrade() -> None:

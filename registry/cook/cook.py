@@ -158,7 +158,10 @@ def _outcome(job: CookJob) -> Outcome:
 
 
 def _is_long_enough(job: CookJob, cooked: Cooked) -> bool:
-    """Return False if the sample has too few tokens for `tune`, estimated from the passages of the verification."""
+    """Return True if the sample has enough tokens for `tune`, estimated from the verified passages.
+
+    True if none was verified.
+    """
     check = cooked.evidence.verification
     return check is None or check.tokens * len(job.texts) >= MIN_TUNING_TOKENS * check.passages
 
