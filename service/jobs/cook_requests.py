@@ -60,7 +60,7 @@ def check_cook(services: Services, principal: Principal, request: CookRequest) -
 
 def _stored_fields(request: CookRequest) -> dict[str, Any]:
     """The fields that the client set and the job reads; a worker of the last release refuses those it does not know."""
-    return request.model_dump(mode="json", include=request.model_fields_set & CookRequest.model_fields.keys())
+    return request.model_dump(mode="json", exclude_unset=True, include=set(CookRequest.model_fields))
 
 
 def _enqueue(
@@ -83,10 +83,10 @@ def _enqueue(
 def _may_be_queued(services: Services, job: JobRow) -> bool:
     """Return True if a job whose commit failed is stored all the same, or the database cannot tell."""
     try:
-        with services.registry.database.write() as catalogue:
+        with services.registry.database.write() as catalogue:  # its lock waits for the lost transaction to end
             catalogue.jobs.get(None, job.id)
+            return True
     except NotFound:
         return False
     except (Busy, Unavailable):
-        pass
-    return True
+        return True

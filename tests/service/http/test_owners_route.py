@@ -85,23 +85,21 @@ def test_the_hub_says_it_and_what_a_commit_pins_stays(stocked: World) -> None:
     assert stocked.client.delete("/v1/adapters/acme/law@2").status_code == 200
 
 
-@pytest.mark.parametrize("owner_field", [{}, {"owner": "us"}])
-def test_a_cook_without_new_fields_is_one_that_the_last_release_can_do(
-    stocked: World, owner_field: dict[str, str]
-) -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"verify": False},
+        {"verify": False, "owner": "us", "mixing": {"method": "average"}},
+        {"sample": {"texts": ["A contract."]}, "effort": "tune", "tuning": {"passes": 3}},
+    ],
+)
+def test_a_cook_without_new_fields_is_one_that_the_last_release_can_do(stocked: World, fields: dict[str, Any]) -> None:
     """Its workers refuse a request with a field that they do not know, also in its `tuning`."""
-    body = {
-        "recipe": {"ingredients": [{"ref": "acme/law@1"}]},
-        "verify": False,
-        "wait": 0,
-        "name": "acme/law",
-        **owner_field,
-    }
-    job = stocked.client.post("/v1/soups", json=body).json()["id"]
+    body = {"recipe": {"ingredients": [{"ref": "acme/law@1"}]}, "name": "acme/law", **fields}
+    job = stocked.client.post("/v1/soups", json={**body, "wait": 0}).json()["id"]
     with stocked.runtime.database.read() as catalogue:
         blob = catalogue.jobs.get(None, job).arguments["request"]
-    request = json.loads(stocked.registry.blobs.read(blob))["request"]
-    assert request.keys() == body.keys() - {"wait"}
+    assert json.loads(stocked.registry.blobs.read(blob))["request"] == body
 
 
 @pytest.mark.parametrize("path", ["soups", "trainings"])
