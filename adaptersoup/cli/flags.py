@@ -87,9 +87,8 @@ class Flags(dict[str, Flag]):
         After the field of a union, a location names the member, which has no flag.
         """
         unions = {name for name, field in self.model.model_fields.items() if field.discriminator}
-        names = [str(name) for parent, name in zip(("", *location), location, strict=False) if parent not in unions]
-        paths = (".".join(names[:end]) for end in range(len(names), 0, -1))
-        return next((self.by_path[path] for path in paths if path in self.by_path), ".".join(names))
+        names = [name for parent, name in zip(("", *location), location, strict=False) if parent not in unions]
+        return _nearest_flag(names, self.by_path)
 
     def parameters(self) -> list[inspect.Parameter]:
         """The options as parameters of a function that typer reads."""
@@ -133,7 +132,7 @@ class ParsedFlags:
     def nested(self) -> dict[str, Any]:
         """The values for the model: nested dicts by the names of its fields.
 
-        Raises BadParameter for a flag that holds nothing, such as an unset variable of a script.
+        Raises BadParameter for an option whose list is empty.
         """
         values: dict[str, Any] = {}
         for name, flag in self.flags.items():
@@ -234,15 +233,17 @@ def _scalar(text: str) -> str | int | float | bool | None:
     return text if isinstance(value, str | list | dict) or value in (inf, -inf) else value
 
 
-def usage_error(error: ValidationError, names: Mapping[str, str] | None = None) -> typer.BadParameter:
-    """A usage error for the first invalid value, which names its field, or its flag by `names`.
-
-    An item of a list has the flag of its list.
-    """
+def usage_error(error: ValidationError, flags_by_path: Mapping[str, str] = {}) -> typer.BadParameter:
+    """A usage error for the first invalid value, which names its flag, or that of the nearest field around it."""
     details = error.errors(include_url=False)[0]
-    path = [name for name in details["loc"] if name not in _MEMBERS]
-    flag = (names or {}).get(".".join(name for name in path if isinstance(name, str)))
-    return typer.BadParameter(f"{flag or '.'.join(map(str, path))}: {describe_error(details)}.")
+    flag = _nearest_flag([name for name in details["loc"] if name not in _MEMBERS], flags_by_path)
+    return typer.BadParameter(f"{flag}: {describe_error(details)}.")
+
+
+def _nearest_flag(path: Sequence[int | str], flags_by_path: Mapping[str, str]) -> str:
+    """The flag for a path of fields, or for the nearest field around it; else the path itself."""
+    paths = [".".join(map(str, path[:end])) for end in range(len(path), 0, -1)] or [""]
+    return next((flags_by_path[path] for path in paths if path in flags_by_path), paths[0])
 
 
 def moment(text: str) -> datetime:

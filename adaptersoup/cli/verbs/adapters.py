@@ -41,7 +41,7 @@ NEAR = 10
 """Default number of nearest adapters."""
 POOL = ("base_model", "method", "namespace", "tag")
 """Filters that --near supports."""
-_NAMES = {"base_model": "--base", "method": "--method", "namespaces.0": "--namespace", "tag": "--tag"}
+_NAMES = {"base_model": "--base", "method": "--method", "namespaces": "--namespace", "tag": "--tag"}
 
 
 @verb

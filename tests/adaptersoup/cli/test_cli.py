@@ -222,11 +222,17 @@ def test_usage_errors_are_2_and_send_nothing(soup: Soup, server: Server, sample:
     assert server.requests == []
 
 
-@pytest.mark.parametrize("flag", ["--pool-namespace", "--pool-tag", "--set covariance"])
-def test_an_invalid_value_of_a_selection_names_its_flag(soup: Soup, sample: Path, flag: str) -> None:
+@pytest.mark.parametrize(
+    ("verb", "flag"),
+    [
+        *(("select --sample", flag) for flag in ("--pool-namespace", "--pool-tag", "--set covariance")),
+        ("ls --near", "--namespace"),
+    ],
+)
+def test_an_invalid_value_of_a_selection_names_its_flag(soup: Soup, sample: Path, verb: str, flag: str) -> None:
     name, _, parameter = flag.partition(" ")
     value = f"{parameter}=a/b" if parameter else "a/b"
-    assert f"{flag}:" in refused(soup("select", "--sample", sample, name, value), 2)
+    assert f"{flag}:" in refused(soup(*verb.split(), sample, name, value), 2)
 
 
 # --- failures -------------------------------------------------------------------------------------
