@@ -87,6 +87,7 @@ class AsyncCalls(AsyncBlobs):
         """
         missing_since: float | None = None
         while True:
+            begun = monotonic()
             try:
                 events = self.events("GET", f"{job_path(job_id)}/events", None, lambda name, value: (name, value))
                 with suppress(Unavailable):  # a proxy may end a long answer: the request of the job tells who is away
@@ -95,12 +96,13 @@ class AsyncCalls(AsyncBlobs):
                             report_progress(value, progress)
                             if name == "done":
                                 break
+                begun = monotonic()
                 job = await self.json("GET", job_path(job_id))
             except Busy as error:  # the rate of the key is used up: the job runs on
                 missing_since = None
                 await self.pause(error.retry_after)
             except Unavailable:
-                missing_since = missing_since or monotonic()
+                missing_since = begun if missing_since is None else missing_since
                 if monotonic() - missing_since >= patience:
                     raise
             else:
