@@ -27,7 +27,10 @@ Adapter = tuple[AdapterRow, SoupIngredient]
 
 @dataclass(frozen=True)
 class Shortlist:
-    """Adapters to weigh; `excluded` are the best-ranked of the others, `more_excluded` counts the rest by reason."""
+    """Adapters to weigh; `excluded` are the first of the others, `more_excluded` counts the rest by reason.
+
+    Those that the selector did not rank come last.
+    """
 
     adapters: list[Adapter]
     excluded: tuple[LeftOut, ...]
@@ -68,6 +71,11 @@ def shortlist(job: CookJob, selection: Chosen) -> Shortlist:
         if member.digest in reasons and member.digest not in by_name
     ]
     excluded += [(member, Reason(better, better)) for member in members[read:] if member.digest not in by_name]
+    excluded += [
+        (member, Reason(reason, reason))
+        for member, reason in selection.ranking.excluded
+        if member.digest not in by_name
+    ]
     return Shortlist([*adapters[:most], *by_name.values()], *list_excluded(excluded))
 
 

@@ -130,7 +130,8 @@ class Search(Frozen):
     effort: Effort
     candidates: tuple[WeighedCandidate, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
-    """Adapters that were not weighed, with the reason: all that overflow, and of the pool the 32 with the best rank."""
+    """Adapters that were not weighed, with the reason: all that overflow, and 32 others of the pool, best-ranked first
+    and unranked last."""
     more_left_out: dict[str, int] = Field(default_factory=dict)
     """The number of further adapters that were not weighed, by reason."""
     trials: tuple[Trial, ...]

@@ -49,7 +49,8 @@ def get_job(id: str, services: AppServices, principal: Reader) -> Job:
 async def follow_job(id: str, request: Request, services: AppServices, principal: Reader) -> StreamingResponse:
     """Server-sent events: `progress` whenever the job changes, then `done` with the whole job.
 
-    The stream ends without `done` if the key or session ends, or no longer sees the job.
+    The stream goes on after an outage of the database. It ends without `done` if the key or session ends, or no longer
+    sees the job.
     """
     await in_thread(job_row, services, principal.namespaces, id)
 
@@ -71,7 +72,7 @@ async def follow_job(id: str, request: Request, services: AppServices, principal
                 try:
                     job = await current_job()
                 except (Busy, Unavailable):
-                    yield event_comment("the database does not answer")
+                    yield event_comment("the database is busy or away")
                 else:
                     if job is None:
                         return
