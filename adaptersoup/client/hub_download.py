@@ -124,16 +124,21 @@ def _snapshot(source: str, repository: str, revision: str | None) -> Path:
         raise _soup_error(source, error) from error
     except (httpx2.HTTPError, XetDownloadError, OSError) as error:
         raise Unavailable(f"{source} could not be downloaded: {_first_line(error)}.") from error
-    except (AttributeError, LookupError, TypeError, ValueError) as error:  # `huggingface_hub` checks no answer
-        raise Unavailable(f"{source} could not be downloaded: the server of HF_ENDPOINT is no hub.") from error
 
 
 def _checked_commit(source: str, repository: str, revision: str | None) -> str:
     """The commit that a revision means now, with its file sizes checked.
 
-    Raises TooLarge, Unavailable, and the errors of the hub's client.
+    Raises TooLarge, Unavailable, Forbidden, and the errors of the hub's client.
     """
-    info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+    try:
+        info = HfApi().model_info(repository, revision=revision, files_metadata=True)
+    except HFValidationError:
+        raise
+    except UnicodeEncodeError:
+        raise Forbidden(f"{source}: the token of HF_TOKEN holds characters a header cannot carry.") from None
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # `huggingface_hub` checks no answer
+        raise Unavailable(f"{source} could not be downloaded: the server of HF_ENDPOINT is no hub.") from error
     if not COMMIT.fullmatch(info.sha or ""):  # the cache uses it as the name of a folder
         raise Unavailable(f"{source} could not be downloaded: the hub does not name its commit.")
     for file in info.siblings or ():

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from adaptersoup.client.hub_download import MOST_BYTES
+from adaptersoup.client.hub_download import MOST_BYTES, directories
 from registry.adapters import attached, from_tensors
 from registry.adapters.weights import load_tensors
 from registry.base_model import load_base
@@ -127,7 +127,6 @@ def test_what_a_repository_is(hub: HubSession) -> None:
 
 
 def test_lists_over_pages(hub: HubSession) -> None:
-
     everything = ["acme/pfeiffer", "acme/both", "acme/news", "acme/law"]  # that this key sees
     queries: tuple[tuple[dict[str, Any], list[str]], ...] = (
         ({}, everything),
@@ -237,6 +236,13 @@ def test_a_repository_that_cannot_be_downloaded_does_not_stop_the_others(hub: Hu
 )
 def test_pushes_of_a_hubs_repository_that_are_refused(hub: HubSession, receiver: Live, source: str, says: str) -> None:
     assert says in " ".join(refused(push(hub, receiver, source, "--namespace", "refused")).split())
+
+
+def test_a_token_that_a_header_cannot_carry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_ä")
+    monkeypatch.setattr("adaptersoup.client.hub_download.is_offline_mode", lambda: False)
+    with directories([Path("hub:acme/law")]) as (_, errors):
+        assert ["the token of HF_TOKEN" in error.message for error in errors.values()] == [True]
 
 
 @pytest.mark.slow
