@@ -7,8 +7,10 @@ for (const container of document.querySelectorAll("[data-follow]")) {
   const progressBar = container.querySelector("progress");
   const status = container.querySelector("[data-said]");
   let lastData = null;
+  let pause = 5000;
   const follow = () => {
     const events = new EventSource(container.dataset.follow);
+    events.addEventListener("open", () => (pause = 5000));
     events.addEventListener("progress", (event) => {
       const { done, total, message } = JSON.parse(event.data);
       if (lastData !== null && event.data !== lastData && container.dataset.state === "queued") {
@@ -27,8 +29,15 @@ for (const container of document.querySelectorAll("[data-follow]")) {
       events.close();
       location.reload();
     });
-    events.addEventListener("error", () => {
-      if (events.readyState === EventSource.CLOSED) setTimeout(follow, 5000); // refused, as during an outage
+    events.addEventListener("error", async () => {
+      if (events.readyState !== EventSource.CLOSED) return; // the browser connects again
+      const page = await fetch(location.href, { redirect: "manual" }).catch(() => null);
+      if (page?.type === "opaqueredirect" || page?.status === 404) {
+        location.reload(); // the session has ended, or the job is gone
+        return;
+      }
+      setTimeout(follow, pause); // refused, as during an outage
+      pause = Math.min(2 * pause, 60000);
     });
   };
   follow();

@@ -200,6 +200,19 @@ def test_a_job_is_cancelled_by_keyboard_and_the_page_follows(page: Page, stocked
     look_at(page, "/jobs")
 
 
+def test_a_job_whose_session_ends_leads_to_the_form_to_sign_in(
+    chrome: Browser, stocked: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.http.routes.jobs.KEEPALIVE_SECONDS", 0.05)
+    client = stocked.world.client
+    key = client.post("/v1/keys", json={"name": "k", "scopes": ["read"], "namespaces": ["acme"]}).json()
+    with signed_in(chrome, stocked.url, key["secret"]) as signed_page:
+        signed_page.open(f"/jobs/{queue_job(stocked.world)}")
+        client.delete(f"/v1/keys/{key['id']}")
+        signed_page.until("location.pathname === '/sign-in'")
+        signed_page.console_messages.clear()  # the browser says so of the request
+
+
 def test_one_prompt_is_put_to_two_models_side_by_side(page: Page, stocked: Live) -> None:
     """Both answers are those of the API, as they were streamed; the words of each are told apart."""
     page.open("/playground?model=acme/law@1&model=acme/food@1")
