@@ -190,7 +190,7 @@ Domain = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(with
 """The domain of text that an adapter is for, in free words."""
 Owner = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(printable)]
 """The owner of an adapter, such as a team or a mail address: a label without rights."""
-BaseId = Annotated[str, Field(max_length=69), AfterValidator(lambda text: text.removeprefix("base/"))]
+BaseId = Annotated[str, Field(max_length=len("base/") + 64), AfterValidator(lambda text: text.removeprefix("base/"))]
 """The id of a base model on a server, which may be sent as `base/<id>` too."""
 
 

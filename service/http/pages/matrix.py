@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BeforeValidator, Field
 
 from registry.catalogue.evaluations import EvaluationRow
 from registry.errors import InvalidParameter, SoupError
 from registry.evaluate.matrix import pairs_of
 from registry.names import check_part
 from registry.select.requested import pool_of
-from registry.spec import PoolRequest
+from registry.spec import BaseId, PoolRequest
 from service.access.keys import Principal
 from service.http.app_services import AppServices
 from service.http.pages.downloads import Column, Table, csv_response
@@ -27,6 +27,7 @@ from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader, Writer
 from service.services import Services
 
+BaseText = Annotated[BaseId | None, Query(), BeforeValidator(text_or_none)]
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 MAX_EVALUATIONS = 10_000
 """The newest evaluations that the page reads; the CSV file has all."""
@@ -73,14 +74,14 @@ class Matrix(Wire):
 
 
 @pages.get("/matrix.json")
-def matrix(services: AppServices, principal: Reader, base_model: Text = None, namespace: Text = None) -> Matrix:
+def matrix(services: AppServices, principal: Reader, base_model: BaseText = None, namespace: Text = None) -> Matrix:
     """The content of the page."""
     return _load_matrix(services, principal, base_model, namespace)
 
 
 @pages.get("/matrix/{table}.csv")
 def matrix_csv(
-    table: str, services: AppServices, principal: Reader, base_model: Text = None, namespace: Text = None
+    table: str, services: AppServices, principal: Reader, base_model: BaseText = None, namespace: Text = None
 ) -> Response:
     """The table of all evaluations as a CSV file."""
     matrix = _load_matrix(services, principal, base_model, namespace, complete=True)
@@ -89,7 +90,7 @@ def matrix_csv(
 
 @pages.get("/matrix")
 def matrix_page(
-    request: Request, services: AppServices, principal: Reader, base_model: Text = None, namespace: Text = None
+    request: Request, services: AppServices, principal: Reader, base_model: BaseText = None, namespace: Text = None
 ) -> Response:
     """The page."""
     return _page(request, matrix(services, principal, base_model, namespace))

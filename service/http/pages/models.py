@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from registry.catalogue.rows import Kind
 from registry.names import KeyScope
-from registry.spec import UNION_MEMBERS
+from registry.spec import UNION_MEMBERS, BaseId
 from registry.spec.score import relative_change
 from service.access.keys import Principal
 from service.engine.text_support import why_no_text
@@ -43,7 +43,7 @@ class Filters(BaseModel):
     """The search and filters of `GET /v1/adapters` as a form sends them: blank texts do not filter."""
 
     q: FilterText = None
-    base_model: FilterText = None
+    base_model: Annotated[BaseId | None, BeforeValidator(text_or_none)] = None
     method: FilterText = None
     domain: FilterText = None
     owner: FilterText = None

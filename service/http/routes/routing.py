@@ -23,6 +23,6 @@ def route(body: RouteRequest, services: AppServices, principal: ModelUser) -> Ro
     Not counted in usage. Raises 503 until a selector is fitted for the adapters that the key sees.
     """
     services.engine.check_admission(principal.key_id, local=True)  # what is refused costs nobody else's time
-    base_id = body.base_model or sole_base(services, param="base_model")
+    base_id = sole_base(services, param="base_model") if body.base_model is None else body.base_model
     choice = choose_for_prompt(services, principal, body.texts, base_id)
     return Route(model=choice.single, mixture=choice.model.name, adapters=list(choice.adapters), novelty=choice.novelty)

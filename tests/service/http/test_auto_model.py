@@ -72,9 +72,10 @@ def test_a_route_is_the_choice_without_an_answer(fitted: World) -> None:
     assert 0 <= chosen["novelty"] <= 100
     answer = fitted.client.post("/v1/route", json={"texts": [" "]}, headers=headers)
     assert "chosen by the text of the prompt" in refusal(answer, 400)
-    answer = fitted.client.post("/v1/route", json={"texts": [prompt], "base_model": "base/nothing"}, headers=headers)
-    assert "no base model 'nothing'" in refusal(answer, 404)
-    assert answer.json()["error"]["param"] == "base_model"
+    for base_model, base_id in (("", ""), ("base/nothing", "nothing")):
+        answer = fitted.client.post("/v1/route", json={"texts": [prompt], "base_model": base_model}, headers=headers)
+        assert f"no base model '{base_id}'" in refusal(answer, 404)
+        assert answer.json()["error"]["param"] == "base_model"
 
 
 def test_adapters_that_cannot_be_mixed_leave_the_best_one(fitted: World) -> None:

@@ -73,7 +73,7 @@ def test_other_keys_see_none_of_it(stocked: World, browser: PageSession) -> None
 
 
 def test_a_query_that_finds_nothing_is_a_page(browser: PageSession) -> None:
-    for query in (f"namespace={HOSTILE}", "namespace=nobody", "base_model="):
+    for query in (f"namespace={HOSTILE}", "namespace=nobody", "base_model=", "base_model=base/tiny"):
         browser.page(f"/matrix?{query}")
 
 

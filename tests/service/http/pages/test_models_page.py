@@ -59,6 +59,7 @@ def test_the_page_and_its_twin_show_what_the_api_lists(stocked: World, browser: 
         ("name=acme/food", ["acme/food@1"]),
         ("method=lora", []),
         ("base_model=nothing", []),
+        ("base_model=base/tiny&name=acme/food", ["acme/food@1"]),
         ("namespace=other", []),
     ],
 )
