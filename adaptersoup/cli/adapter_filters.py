@@ -15,7 +15,7 @@ from adaptersoup.client import SoupClient
 from adaptersoup.tables import columns, table_width
 
 Json = dict[str, Any]
-_FLAGS = {"q": "--matching", "base_model": "--base", "tuned_on": "--tuned-on"}
+_FLAGS = {"q": "--matching", "base_model": "--base"}
 """Flags of the filters whose names differ from their flags'."""
 
 
@@ -69,7 +69,8 @@ class Matching(_Filters):
         filters = {name: value for name, value in asdict(self).items() if value not in (None, [])}
         for name, value in filters.items():
             if not all(text.strip() for text in ([value] if isinstance(value, str) else value)):
-                raise typer.BadParameter(f"{_FLAGS.get(name, '--' + name)} is empty: leave it out, or give a value.")
+                flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
+                raise typer.BadParameter(f"{flag} is empty: leave it out, or give a value.")
         return filters or None
 
 

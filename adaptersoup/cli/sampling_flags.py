@@ -8,6 +8,13 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 
+def above_zero(value: float | None) -> float | None:
+    """Return the value of an option; raises BadParameter unless it is above 0."""
+    if value is not None and value <= 0:
+        raise typer.BadParameter(f"{value:g} is not above 0.")
+    return value
+
+
 @dataclass(frozen=True)
 class SamplingFlags:
     """The options for drawing tokens."""
@@ -17,7 +24,9 @@ class SamplingFlags:
     top_p: Annotated[
         float | None,
         typer.Option(
-            max=1, help="Nucleus sampling: draw from the likeliest tokens of this total probability, above 0."
+            max=1,
+            callback=above_zero,
+            help="Nucleus sampling: draw from the likeliest tokens of this total probability, above 0.",
         ),
     ] = None
     stop: Annotated[list[str] | None, typer.Option(help="Text to stop at; repeatable.")] = None

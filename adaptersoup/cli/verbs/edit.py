@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import typer
@@ -66,6 +66,10 @@ class Changes:
         """Return True if there is any change."""
         return any(value not in (None, []) for value in vars(self).values())
 
+    def any_of_card(self) -> bool:
+        """Return True if there is any change of the card."""
+        return replace(self, new_domain=None, new_owner=None).any()
+
 
 @verb
 def edit(
@@ -128,28 +132,32 @@ def _adapters_named(client: SoupClient, refs: list[str], failed: Failures) -> li
 
 
 def _differs(row: dict[str, Any], changes: Changes) -> bool:
-    """Return True if the changes would change an adapter; raises the errors of `_cards`."""
-    stored, card = _cards(row, changes)
+    """Return True if the changes would change an adapter; raises the errors of `_changed_card`."""
     return (
-        card != stored
+        _changed_card(row, changes) is not None
         or changes.new_domain not in (None, row["domain"])
         or changes.new_owner not in (None, row.get("owner") or "")
     )
 
 
-def _cards(row: dict[str, Any], changes: Changes) -> tuple[Card, Card]:
-    """The stored card of an adapter, and the one with the changes.
+def _changed_card(row: dict[str, Any], changes: Changes) -> Card | None:
+    """The card of an adapter with the changes; None if it stays as it is.
 
     Raises Unavailable for a card with fields of a newer server, which would lose them, and InvalidParameter if the card
     has no room for the changes.
     """
+    if not changes.any_of_card():
+        return None
     try:
         stored = Card.model_validate(row["card"])
-        return stored, changes.card(stored)
+        card = changes.card(stored)
     except ValidationError:
-        raise Unavailable("The card has fields that this version does not know: use that of the server.") from None
+        raise Unavailable(
+            "The card has fields that this version does not know: install the server's version."
+        ) from None
     except typer.BadParameter as error:
         raise InvalidParameter(error.message) from None
+    return None if card == stored else card
 
 
 def _change(client: SoupClient, ref: str, changes: Changes) -> dict[str, Any]:
@@ -157,10 +165,9 @@ def _change(client: SoupClient, ref: str, changes: Changes) -> dict[str, Any]:
     row = client.adapter(ref)
     if not _differs(row, changes):  # the owner was set with another version of the name
         return row
-    stored, card = _cards(row, changes)
     return client.update_adapter(
         ref,
-        card=None if card == stored else card,
+        card=_changed_card(row, changes),
         domain=changes.new_domain,
         owner=changes.new_owner,
         if_match=row["etag"],

@@ -191,6 +191,7 @@ def test_a_verb_that_is_none(soup: Soup) -> None:
         ["keys", "rotate", "k", "--grace", MANY_DIGITS + "d"],
         ["limits", "set", "--of-key", "k", "--jobs", MANY_DIGITS],
         ["generate", "m", "p", "--temperature", "inf"],
+        *(["generate", "m", "p", "--top-p", share] for share in ("-1", "0")),
         ["usage", "--csv", "--limit", "5"],
         ["usage", "--csv", "--json"],
         ["audit", "--csv", "--json"],
@@ -334,9 +335,12 @@ def test_flags_win_over_the_environment_over_the_file(tmp_path: Path, monkeypatc
 
 def test_the_name_is_the_data(soup: Soup, server: Server, folder: Path) -> None:
     server.on("POST /v1/adapters", ok({**ADAPTER, "warnings": ["few passages"]}, 201))
-    code, out, err = soup("push", folder, "--name", "team/law", "--tag", "v2", "--metadata", "epochs=3")
+    code, out, err = soup(
+        "push", folder, "--name", "team/law", "--tag", "v2", "--metadata", "epochs=3", "--base", "base/tiny"
+    )
     assert (code, out) == (0, "team/law@1\n")
     assert "few passages" in err
+    assert server.body()["base_model"] == "tiny"
     card = server.body()["card"]
     assert (card["tags"], card["metadata"]) == (["v2"], {"epochs": 3})
 
@@ -560,6 +564,9 @@ def test_edit_changes_the_others_if_a_card_is_full_or_of_a_newer_server(soup: So
     code, out, err = soup("edit", *(f"team/{name}" for name in cards), "--add-tag", "x")
     assert (code, out) == (1, "team/law@1\n")
     assert err.startswith("team/full: Error: --add-tag: must have at most 64 items, and has 65.\nteam/newer: Error:")
+    server.on("PATCH /v1/adapters/team/newer", ok({**ADAPTER, "ref": "team/newer@1"}))
+    assert done(soup("edit", "team/newer", "--set-owner", "us", "--set-domain", "Laws"))[0] == "team/newer@1\n"
+    assert server.body() == {"owner": "us", "domain": "Laws"}
 
 
 # --- choosing -------------------------------------------------------------------------------------
