@@ -82,6 +82,10 @@ class OpenAIServer:
     seconds: float = 120.0
     transport: httpx2.AsyncBaseTransport | None = None
 
+    def __post_init__(self) -> None:
+        """Raises InvalidParameter for a key that a header cannot carry."""
+        key_header(self.key)
+
     @property
     def root(self) -> str:
         """The address below which the calls are."""

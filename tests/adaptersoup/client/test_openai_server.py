@@ -67,7 +67,7 @@ def test_its_own_key_is_sent() -> None:
 
     assert server(answer, key="theirs\n").models() == ["law"]
     with pytest.raises(InvalidParameter, match="a header cannot carry"):
-        server(answer, key="theirs\nx-evil: 1").models()
+        server(answer, key="theirs\nx-evil: 1")
 
 
 def test_answers_are_ordered_by_index_and_may_have_the_form_of_chats() -> None:
