@@ -25,7 +25,8 @@ LENGTHS = (7, 2, 4)
 """Tokens of the prompts: the first two start together, the third joins, then the first leaves."""
 
 MASKED_WINDOWS = ("phimoe", "qwen2_moe")
-"""Families that window their attention by the mask alone: beyond LENGTHS a packed pass would see too much."""
+"""Families whose sliding window is in the attention mask alone. A packed pass has no mask, and the prompts of this
+check are too short to show it."""
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.1, torch.bfloat16: 0.2}
 """Largest error relative to the largest logit, by dtype: rounding stays below it (also where it changes the choice of

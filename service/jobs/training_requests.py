@@ -62,7 +62,7 @@ def submit(services: Services, principal: Principal, request: TrainingRequest) -
         )
     pinned = _pinned(request, members)
     shape = services.bases[request.base_model].shape
-    body = pinned.model_dump(mode="json", exclude={"owner"})  # the key is of what the training computes
+    body = pinned.model_dump(mode="json", exclude={"owner"})
     owner = {} if request.owner is None else {"owner": request.owner}
     key = digest_of([shape.fingerprint, body])  # all that the pushed bytes depend on
     arguments = {

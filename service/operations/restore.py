@@ -123,7 +123,7 @@ def _check_whole(folder: Path, manifest: Manifest, sizes: dict[str, int], progre
     blobs, bad = LocalBlobs(folder / BLOBS, make=False), list[str]()
     for number, digest in enumerate(sorted(sizes)):
         progress(number, len(sizes), "checking the backup")
-        # a missing file in a folder without its empty subfolders, which some copies lack, would be taken for no folder
+        # `is_whole` says that the folder is gone if a file is missing and `incoming` too, which git does not copy
         if not (blobs.place(digest).is_file() and blobs.is_whole(digest)):
             bad.append(digest)
     if bad:
