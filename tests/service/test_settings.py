@@ -33,9 +33,10 @@ def test_every_field_is_described_and_has_a_default() -> None:
 
 
 def test_the_environment_is_read_with_the_prefix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ours = {"SOUP_DATA": str(tmp_path), "SOUP_PORT": "9000", "SOUP_ALLOWED_HOSTS": "A.example, [::1],"}
-    for name, value in {**ours, "PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SOUP_DATA", str(tmp_path))
+    monkeypatch.setenv("SOUP_PORT", "9000")
+    monkeypatch.setenv("PORT", "1")
+    monkeypatch.setenv("SOUP_ALLOWED_HOSTS", "A.example, [::1],")
     settings = Settings()
     assert (settings.port, settings.allowed_hosts) == (9000, ("a.example", "::1"))
     assert settings.admin_key_path == tmp_path / "admin.key"
@@ -129,7 +130,8 @@ print({one["num_threads"] for one in threadpoolctl.threadpool_info() if one["use
 @pytest.mark.parametrize(("threads", "expected"), [("", "{1}"), ("2", "{2}")])
 def test_numpy_computes_with_one_thread_unless_the_operator_says_otherwise(threads: str, expected: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
-    environment |= {"OPENBLAS_NUM_THREADS": threads} if threads else {}
+    if threads:
+        environment["OPENBLAS_NUM_THREADS"] = threads
     done = subprocess.run(
         [sys.executable, "-c", THREADS], env=environment, capture_output=True, text=True, check=True, cwd=REPOSITORY
     )

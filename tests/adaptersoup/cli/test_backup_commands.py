@@ -57,7 +57,7 @@ def test_a_server_goes_on_and_what_it_acknowledged_is_restored(
     _, err = done(command("restore", tmp_path / "backup", "--data", tmp_path / "other"))
     for restored_world in open_world(tmp_path / "other", bases, **SETTINGS):
         listing = answered(restored_world.client.get("/v1/adapters", params={"limit": 100}))
-    assert {"acme/before", *pushed} <= {f"{row['namespace']}/{row['name']}" for row in listing["data"]}
+        assert {"acme/before", *pushed} <= {f"{row['namespace']}/{row['name']}" for row in listing["data"]}
 
 
 @pytest.mark.one_database

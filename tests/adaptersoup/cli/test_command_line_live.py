@@ -332,7 +332,7 @@ def test_a_row_of_a_manifest_says_everything(soup: Soup, many: Path, tmp_path: P
             "Of bones.",
             "mit",
             "by=ana; n=3",
-            "tiny",
+            "base/tiny",
             "Bone team",
         ),
         ("many/botany", "other/plants", "", "", "", "", "", "", "", ""),
@@ -763,14 +763,16 @@ class TestCompletion:
     """Completions, requested as the shell's own scripts do it."""
 
     def test_names_come_from_the_server(self, live: Live, command: Soup, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SOUP_URL", live.url)
+        monkeypatch.setenv("SOUP_KEY", live.world.admin)
+        monkeypatch.setenv("_SOUP_COMPLETE", "complete_bash")
         for words, completion in (
             ("soup show little/", "little/law"),
             ("soup cook --verif", "--verify"),
             ("soup sho", "show"),
         ):
-            variables = {"_SOUP_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-            for name, value in {"SOUP_URL": live.url, "SOUP_KEY": live.world.admin, **variables}.items():
-                monkeypatch.setenv(name, value)
+            monkeypatch.setenv("COMP_WORDS", words)
+            monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
             assert done(command())[0].split() == [completion]
 
     def test_nothing_is_offered_where_no_server_answers(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,8 @@ def test_what_was_queued_before_the_clock_was_set_back_does_not_wait_for_it(cata
 def test_a_worker_takes_the_kinds_it_knows_and_leases_them(catalogue):
     moment = soon()
     row = enqueue(catalogue, "fit")
-    assert claim(catalogue, kinds=["embed"]) is claim(catalogue, kinds=[]) is None
+    assert claim(catalogue, kinds=["embed"]) is None
+    assert claim(catalogue, kinds=[]) is None
     claimed = claim(catalogue, kinds=["fit"], at=moment)
     assert (claimed.id, claimed.state, claimed.attempts) == (row.id, "running", 1)
     assert claimed.lease_until == moment + timedelta(seconds=LEASE)

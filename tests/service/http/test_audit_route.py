@@ -41,10 +41,12 @@ def entries(world: World, headers: dict[str, str], **filters: Any) -> list[dict[
 def test_what_a_namespace_asked_for_is_in_its_audit_and_in_no_others(world: World, team: dict[str, Any]) -> None:
     audit = entries(world, team["headers"])
     assert {entry["namespace"] for entry in audit} == {"team"}
-    by_action = {entry["action"]: (entry["subject"], entry["detail"]) for entry in audit}
-    assert by_action["blob.upload"] == (sha256_digest(BLOB), {"size": len(BLOB)})
-    assert by_action["soup.ask"] == (team["cook"], {"name": "team/soup"})
-    assert by_action["selector.ask"][1] == {"selector": "posterior"}
+    by_action = {entry["action"]: entry for entry in audit}
+    assert by_action["blob.upload"]["subject"] == sha256_digest(BLOB)
+    assert by_action["blob.upload"]["detail"] == {"size": len(BLOB)}
+    assert by_action["soup.ask"]["subject"] == team["cook"]
+    assert by_action["soup.ask"]["detail"] == {"name": "team/soup"}
+    assert by_action["selector.ask"]["detail"] == {"selector": "posterior"}
     assert ("job.cancel" in by_action) == (world.client.get(f"/v1/jobs/{team['cook']}").json()["state"] == "cancelled")
     assert entries(world, world.headers(world.key(["admin"], ["others"]))) == []
 

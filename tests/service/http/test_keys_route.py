@@ -135,11 +135,13 @@ def test_each_filter_of_the_audit_narrows_it_and_all_together(world: World) -> N
     assert subjects(world, subject=first, action="key.revoke") == [first]
     assert {first, second} <= set(subjects(world, action="key."))
     assert not any("/" in subject for subject in subjects(world, action="key."))
-    assert subjects(world, action="key") == subjects(world, action="%.") == subjects(world, action="KEY.") == []
+    for action in ("key", "%.", "KEY."):
+        assert subjects(world, action=action) == []
     assert set(subjects(world, namespace="filters")) == {"filters/adapter@1"}
     mine = world.headers(world.key(["admin"], ["filters"]))
     assert subjects(world, headers=mine) == subjects(world, namespace="filters")
-    assert subjects(world, headers=mine, subject=second) == subjects(world, key_id="nobody") == []
+    assert subjects(world, headers=mine, subject=second) == []
+    assert subjects(world, key_id="nobody") == []
 
 
 def test_moments_of_the_audit_include_the_first_and_not_the_last(world: World) -> None:

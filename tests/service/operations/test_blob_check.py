@@ -291,6 +291,9 @@ def test_requests_that_ended_go_wherever_they_are(database):
 # --- reading every blob ---------------------------------------------------------------------------
 
 
+FAST = 10**12
+
+
 @pytest.fixture
 def verbs(databases: Databases, tmp_path):
     """The verbs over a folder that carries its database's mark."""
@@ -303,7 +306,7 @@ def verbs(databases: Databases, tmp_path):
 
 def checked(verbs: ToyRegistry, *, whole: bool = True, progress: Progress = silent) -> Checked:
     blobs = LocalBlobs(verbs.blobs.folder, make=False)
-    return check_hashes(verbs.database, blobs, whole=whole, pace=Pace(10**12, sleep=lambda _: None), progress=progress)
+    return check_hashes(verbs.database, blobs, whole=whole, pace=Pace(FAST, sleep=lambda _: None), progress=progress)
 
 
 def unsound(verbs: ToyRegistry, **options) -> dict[str, tuple]:
