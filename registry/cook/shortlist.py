@@ -29,7 +29,7 @@ Adapter = tuple[AdapterRow, SoupIngredient]
 class Shortlist:
     """Adapters to weigh; `excluded` are the first of the others, `more_excluded` counts the rest by reason.
 
-    Those that the selector did not rank come last.
+    Adapters without a rank come last.
     """
 
     adapters: list[Adapter]

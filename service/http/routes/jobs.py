@@ -49,7 +49,7 @@ def get_job(id: str, services: AppServices, principal: Reader) -> Job:
 async def follow_job(id: str, request: Request, services: AppServices, principal: Reader) -> StreamingResponse:
     """Server-sent events: `progress` whenever the job changes, then `done` with the whole job.
 
-    The stream goes on after an outage of the database. It ends without `done` if the key or session ends, or no longer
+    The stream survives an outage of the database. It ends without `done` if the key or session ends, or no longer
     sees the job.
     """
     await in_thread(job_row, services, principal.namespaces, id)
