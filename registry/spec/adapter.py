@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from registry.names import Digest, Part, canonical_json
 from registry.spec.config import AdapterConfig
@@ -190,7 +190,11 @@ Domain = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(with
 """The domain of text that an adapter is for, in free words."""
 Owner = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(printable)]
 """The owner of an adapter, such as a team or a mail address: a label without rights."""
-BaseId = Annotated[str, Field(max_length=len("base/") + 64), AfterValidator(lambda text: text.removeprefix("base/"))]
+BaseId = Annotated[
+    str,
+    BeforeValidator(lambda value: value.removeprefix("base/") if isinstance(value, str) else value),
+    Field(min_length=1, max_length=64),
+]
 """The id of a base model on a server, which may be sent as `base/<id>` too."""
 
 

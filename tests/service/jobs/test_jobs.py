@@ -430,5 +430,5 @@ class TestWhose:
 def test_a_cook_whose_text_a_restore_has_not_brought_back_says_so(world: World) -> None:
     gone = SimpleNamespace(arguments={"request": sha256_digest(b"a request that was not copied")})
     context: Any = SimpleNamespace(services=world.runtime.services, row=gone)
-    with pytest.raises(NotFound, match="send the request again"):
+    with pytest.raises(NotFound, match="send it again"):
         COOK.run(context)

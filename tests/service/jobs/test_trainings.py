@@ -207,7 +207,7 @@ def test_after_a_signal_the_next_server_goes_on_with_it(
     data, bases = tmp_path / "data", write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
     with one_server(data, bases) as first, SoupClient(first.url, KEY) as client:
         blobs = {name: client.upload(encode_lines(texts)) for name, texts in (("texts", TEXTS), ("valid", VALID))}
-        request = {"name": "acme/long", "domain": "law", "base_model": BASE_ID, "spec": LONG, **blobs}
+        request = {"name": "acme/long", "domain": "law", "base_model": f"base/{BASE_ID}", "spec": LONG, **blobs}
         job = client.train(TrainingRequest.model_validate(request), wait=False)["id"]
         until(lambda: client.job(job)["progress"]["done"] > 0)
         first.end(signal_sent)
