@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -187,10 +188,10 @@ def test_the_events_of_a_job_go_on_when_it_is_back(
             lines = answer.iter_lines()
             assert next(lines) == "event: progress"
             database_server.stop()
-            assert ": the database does not answer" in lines
+            assert ": the database is busy or away" in islice(lines, 1000)
             database_server.start()
             assert world.client.post(f"/v1/jobs/{job}/cancel").status_code == 200
-            assert "event: done" in lines
+            assert "event: done" in islice(lines, 1000)
 
 
 def test_the_queue_goes_on_and_the_log_tells_no_password(
