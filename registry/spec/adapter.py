@@ -193,7 +193,7 @@ Owner = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(print
 BaseId = Annotated[
     str,
     BeforeValidator(lambda value: value.removeprefix("base/") if isinstance(value, str) else value),
-    Field(min_length=1, max_length=64),
+    Field(max_length=64),
 ]
 """The id of a base model on a server, which may be sent as `base/<id>` too."""
 
