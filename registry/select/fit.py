@@ -63,7 +63,7 @@ def fit(
             else:
                 has_retried = True  # another fit may have repaired the vectors after they were read
             continue
-        row = pool_fit.store(selector, members, replacing=serving)
+        row = pool_fit.store(selector, members, replacing=None if serving is None else serving.id)
         if row is not None:
             return row
 
@@ -172,11 +172,12 @@ class _PoolFit:
         )
 
     def store(
-        self, selector: Selector[Any], members: tuple[MemberRow, ...], *, replacing: SelectorRow | None
+        self, selector: Selector[Any], members: tuple[MemberRow, ...], *, replacing: str | None
     ) -> SelectorRow | None:
-        """Store a fitted selector; returns None where a member was purged, or `replacing` replaced, during the fit.
+        """Store a fitted selector; returns None where a member was purged, or another selector serves meanwhile.
 
-        The id is derived from the members and the state, so that the same fit gives the same row.
+        `replacing` is the id of the selector that served before the fit. The new id is derived from the members and the
+        state, so that the same fit gives the same row.
         """
         data = dump_state(*selector.to_state())
         state_blob = self.registry.blobs.put_bytes(data)  # before the row that names it
@@ -197,7 +198,7 @@ class _PoolFit:
         with self.registry.database.write() as catalogue:
             record_bytes(self.registry, catalogue, state_blob, data)
             purged_ids = catalogue.removals.missing_ids([member.adapter_id for member in members])
-            if not purged_ids and catalogue.selectors.latest_id(pool_id, spec_digest) == (replacing and replacing.id):
+            if not purged_ids and catalogue.selectors.latest_id(pool_id, spec_digest) == replacing:
                 return catalogue.selectors.add(row)
             # not stored: in particular, nothing that was computed from a purged sample may stay
             catalogue.removals.forget(catalogue.removals.unreferenced([state_blob]), datetime.now(UTC))

@@ -18,6 +18,7 @@ from service.http.schemas.jobs import Job, JobList
 from service.http.security.auth import Reader, Writer, reauthenticated
 from service.http.thread_turns import in_thread
 from service.jobs.runner import FINAL, cancel
+from service.services import Services
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"], route_class=CheckedRoute)
 KEEPALIVE_SECONDS = 5.0
@@ -54,23 +55,12 @@ async def follow_job(id: str, request: Request, services: AppServices, principal
     """
     await in_thread(job_row, services, principal.namespaces, id)
 
-    async def current_job() -> Job | None:
-        """The job now; None if the key or session has ended, or no longer sees it."""
-        viewer = await reauthenticated(request, "read")
-        if viewer is None:
-            return None
-        try:
-            row = await in_thread(job_row, services, viewer.namespaces, id)
-        except NotFound:
-            return None
-        return await in_thread(visible_job_body, services, row, viewer)
-
     async def events() -> AsyncIterator[str]:
         last_progress = ""
         with job_watch(services, id) as wait_for_change:
             while not await request.is_disconnected():
                 try:
-                    job = await current_job()
+                    job = await _visible_job(request, services, id)
                 except (Busy, Unavailable):
                     yield event_comment("the database is busy or away")
                 else:
@@ -88,6 +78,18 @@ async def follow_job(id: str, request: Request, services: AppServices, principal
                 await wait_for_change(KEEPALIVE_SECONDS)
 
     return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+
+async def _visible_job(request: Request, services: Services, id: str) -> Job | None:
+    """The job now; None if the key or session of the request has ended, or no longer sees it."""
+    viewer = await reauthenticated(request, "read")
+    if viewer is None:
+        return None
+    try:
+        row = await in_thread(job_row, services, viewer.namespaces, id)
+    except NotFound:
+        return None
+    return await in_thread(visible_job_body, services, row, viewer)
 
 
 @router.post("/{id}/cancel")
