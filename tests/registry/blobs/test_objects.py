@@ -46,7 +46,7 @@ def faulty(proxy: FaultProxy, url: str, tmp_path: Path) -> ObjectBlobs:
     first = object_blobs(url, tmp_path / "first")
     first.set_aside.set_mark(MARK)
     first.put_bytes(b"hello")
-    store = object_blobs(url, tmp_path / "second", seconds=1.0)
+    store = object_blobs(url, tmp_path / "second", seconds=2.0)
     store.check()
     proxy.requests.clear()
     return store
@@ -423,14 +423,14 @@ class TestLargeObjects:
 
     def test_a_slow_link_has_longer_also_where_the_store_was_away(self, proxy, url, tmp_path, monkeypatch):
         monkeypatch.setattr(bucket, "SLOWEST_LINK", 20_000)
-        store = object_blobs(url, tmp_path, seconds=1.0)
+        store = object_blobs(url, tmp_path, seconds=4.0)  # small requests have half of it
         store.set_aside.set_mark(MARK)
-        proxy.fault = answered(503, "SlowDown")
+        proxy.fault = answered(403, "AccessDenied")
         with pytest.raises(Unavailable):
             store.put_bytes(b"small")
         assert store.is_failing
         proxy.requests.clear()
-        proxy.fault = lambda request: "partNumber=2" in request.path and request.proxy.closed.wait(0.7)
+        proxy.fault = lambda request: "partNumber=2" in request.path and request.proxy.closed.wait(2.5)
         digest = store.put_bytes(self.DATA)
         assert sum("partNumber=2" in line for line in proxy.requests) == 1
         assert not store.is_failing
