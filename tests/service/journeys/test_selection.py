@@ -273,6 +273,7 @@ def nobody_asks_for(stocked, selector: dict) -> None:
 
 @pytest.mark.one_database
 def test_an_idle_selector_is_refitted_when_it_is_asked_for(stocked, http, client):
+    fitted(stocked, {"kind": "cosine", "encoder": "base"})  # this one is asked for, and refitted
     spec = {"kind": "uniform"}
     selector = fitted(stocked, spec)
     assert (selector["idle"], selector["asked_at"] >= selector["fitted_at"]) == (False, True)
