@@ -78,7 +78,8 @@ def back_up(
                     Unsound(digest, problem, tuple(catalogue.blobs.references(digest)))
                     for digest, problem in problems.items()
                 )
-        _copy_key(admin_key, folder / KEY)
+        if admin_key is not None:
+            copy_key(admin_key, folder / KEY)
         storage.finish_sqlite(working)
         digest = digest_of_file(working)
         manifest = Manifest(
@@ -96,6 +97,8 @@ def back_up(
         working.replace(folder / manifest.database)
         sync_directory(folder)
         write_manifest(folder, manifest)
+        if admin_key is None:
+            (folder / KEY).unlink(missing_ok=True)  # of an earlier backup
     return BackedUp(manifest, new, unsound)
 
 
@@ -117,10 +120,3 @@ def _named_faults(target: LocalBlobs) -> Iterator[None]:
             f"The folder {target.folder} of the backup {target.state.fault.summary}. An earlier backup in it is "
             "unchanged; run the command again when it can be written."
         ) from error
-
-
-def _copy_key(source: Path | None, target: Path) -> None:
-    if source is None:
-        target.unlink(missing_ok=True)  # of an earlier run that was asked for it
-    else:
-        copy_key(source, target)

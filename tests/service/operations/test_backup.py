@@ -236,7 +236,9 @@ class TestBackup:
         assert backed_up(verbs, folder).new == 1
         restore(Settings(data=tmp_path / "other"), folder, replace=False, progress=silent)
 
-    def test_it_is_closed_to_others_and_has_the_key_only_where_asked(self, verbs, folder, tmp_path) -> None:
+    def test_it_is_closed_to_others_and_has_the_key_only_where_asked(
+        self, verbs, folder, tmp_path, monkeypatch
+    ) -> None:
         key = tmp_path / "admin.key"
         key.write_text("secret\n")
         assert backed_up(verbs, folder, key=key).manifest.admin_key
@@ -246,6 +248,10 @@ class TestBackup:
         settings = Settings(data=tmp_path / "other")
         restore(settings, folder, replace=False, progress=silent)
         assert settings.admin_key_path.read_text() == "secret\n"
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+            patch.setattr(storage, "finish_sqlite", failing(errno.ENOSPC))
+            backed_up(verbs, folder)
+        restore(Settings(data=tmp_path / "another"), folder, replace=False, progress=silent)
         backed_up(verbs, folder)
         assert not (folder / "admin.key").exists()
 
