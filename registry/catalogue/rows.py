@@ -242,6 +242,7 @@ class FittedRow:
 class SelectorState:
     """The stored state of a selector, and when its pool and spec were last requested, without its members."""
 
+    id: str
     spec: SelectorSpec
     encoder_digest: str | None
     state_blob: str

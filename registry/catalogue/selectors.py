@@ -65,10 +65,10 @@ class Selectors(Repository[SelectorRow]):
 
     def latest_state(self, pool_id: str, spec_digest: str) -> SelectorState | None:
         """The state of `latest`, in a time that does not grow with the pool."""
-        columns = (selectors.c.spec, selectors.c.encoder_digest, selectors.c.state_blob, selector_targets.c.asked_at)
+        columns = (*selectors.c["id", "spec", "encoder_digest", "state_blob"], selector_targets.c.asked_at)
         query = select(*columns).join(selector_targets, SERVES).where(*_target(pool_id, spec_digest))
         row = self._connection.execute(query).first()
-        return None if row is None else SelectorState(SPEC.validate_python(row.spec), *row[1:])
+        return None if row is None else SelectorState(row.id, SPEC.validate_python(row.spec), *row[2:])
 
     def list(self, visible: Namespaces, *, limit: int, cursor: str | None = None) -> Page[SelectorRow]:
         """Selectors whose whole pool is visible, newest first."""

@@ -155,8 +155,7 @@ def select_for_prompt(
     passing = {candidate.member.ref for candidate in ranking.ranked[: ranking.ranked.num_passing]}
     with registry.database.read() as catalogue:
         if passing != catalogue.adapters.live_refs(passing):  # all members are only read where that changes the choice
-            row = catalogue.selectors.latest(requested.pool.digest, requested.spec.digest)
-            gone = {} if row is None else gone_members(catalogue, row)
+            gone = gone_members(catalogue, catalogue.selectors.get(None, state.id))  # a refit may serve by now
             ranking = selector.rank(vectors, options=options, exclude=gone)
     best = [candidate for candidate in ranking.ranked[: options.most] if candidate.passes]
     return PromptSelection({candidate.member.ref: candidate.score for candidate in best}, ranking.evidence.novelty)

@@ -37,9 +37,9 @@ from registry.errors import (
     Unavailable,
 )
 from registry.names import sha256_digest
-from registry.samples.sample import check_sample
+from registry.samples.sample import check_sample, clean_sample
 from registry.select.requested import encoder_for
-from registry.select.select import SelectQuery, select_from_pool
+from registry.select.select import SelectQuery, select_for_prompt, select_from_pool
 from registry.spec import (
     HOLDS_OUT,
     CookRequest,
@@ -50,6 +50,7 @@ from registry.spec import (
     PassageScore,
     PoolRequest,
     PoolSpec,
+    PosteriorSpec,
     SampleSource,
     SelectOptions,
     UniformSpec,
@@ -57,6 +58,7 @@ from registry.spec import (
     Weighing,
     WeighingRequest,
 )
+from registry.spec.limits import SampleLimits
 from tests.registry.toy_registry import (
     OTHER_CONFIG,
     OTHER_INIT,
@@ -137,6 +139,21 @@ def test_a_retired_member_is_dropped_before_thresholds(stocked):
     stocked.retire(ids["code"], ids["zoo"])
     none = choose(stocked, sample("law")).selection
     assert (none.abstained, len(none.left_out)) == (True, 3)
+
+
+def test_a_retired_member_is_not_chosen_for_a_prompt_whose_selector_is_refitted_meanwhile(stocked, monkeypatch):
+    pool, encode = PoolSpec(base_fingerprint=SHAPE.fingerprint), stocked.base.encode
+    stocked.fit(pool, PosteriorSpec(), stocked.base.digest)
+    stocked.retire(stocked.named("acme/law").id)
+
+    def refit(*texts: Any, **options: Any) -> Any:
+        stocked.fit(pool, PosteriorSpec(), stocked.base.digest)
+        return encode(*texts, **options)
+
+    monkeypatch.setattr(stocked.base, "encode", refit)
+    prompt = clean_sample(passages("law"), SampleLimits(), novel=True)
+    chosen = select_for_prompt(stocked.registry, stocked.caller(), prompt, pool=PoolRequest())
+    assert list(chosen.shares) == ["acme/zoo@1"]
 
 
 def test_vectors_must_be_of_the_selectors_encoder(stocked):
