@@ -35,6 +35,7 @@ from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
 from service.jobs.kinds import KINDS
 from service.jobs.training_requests import blobs_in_use, remove_old_trainings
+from service.operations.blob_check import delete_ended_requests
 from service.periodic import Periodic
 from service.services import Services
 
@@ -46,7 +47,6 @@ PROGRESS_SECONDS = 0.5
 RETRY_SECONDS = 2.0
 """Delay before the first retry; doubled for each further one."""
 FINAL = frozenset({"succeeded", "failed", "cancelled"})
-TRANSIENT = (Busy, Unavailable)
 
 
 class JobRunner:
@@ -58,7 +58,7 @@ class JobRunner:
     def __init__(self, services: Services, *, sole_owner: bool) -> None:
         self.services = services
         self._settings = services.settings
-        self._database = services.registry.database
+        self._database, self._blobs = services.registry.database, services.registry.blobs
         self._board = services.jobs
         self._sole_owner = sole_owner
         self._name = f"worker-{uuid.uuid4().hex[:12]}"
@@ -129,8 +129,6 @@ class JobRunner:
         self.computing.stop()
         return ended
 
-    # --- the worker threads ---------------------------------------------------------------------
-
     def _work(self, lane: Lane) -> None:
         use_cores(1)
         while not self._stopping.is_set():
@@ -148,8 +146,7 @@ class JobRunner:
                 log.exception("ending a job failed", extra={"fields": {"job": row.id, "kind": row.kind}})
 
     def _claim(self, lane: Lane) -> JobRow | None:
-        blobs = self.services.registry.blobs
-        if blobs.is_failing and blobs.probe() is not None:
+        if self._blobs.is_failing and self._blobs.probe() is not None:
             return None  # every job needs the blobs: it would fail for good after some attempts
         kinds = [name for name, kind in KINDS.items() if kind.lane == lane]
         try:
@@ -184,6 +181,8 @@ class JobRunner:
         try:
             if ended:
                 KINDS[row.kind].clean(self.services, row)
+        except (Busy, Unavailable) as error:
+            log.warning("files of %s go with the next collection: %s", row.id, error.message)
         finally:
             self._board.tell(row.id)
 
@@ -207,7 +206,7 @@ class JobRunner:
             self._store(lambda jobs: self._took(jobs, row))
             return True
         except SoupError as error:
-            is_transient = isinstance(error, TRANSIENT)
+            is_transient = isinstance(error, (Busy, Unavailable))
             return self._fail(row, error, retry_in=self._retry_in(row, failures) if is_transient else None)
         except Exception as error:
             internal = Internal(f"The job failed on our side ({type(error).__name__}); the server's log has the rest.")
@@ -268,12 +267,13 @@ class JobRunner:
         return retry_in is None
 
     def _ended_elsewhere(self, row: JobRow) -> bool:
-        """Return True if the job was cancelled; otherwise another worker has it now."""
+        """Return True if it was cancelled, or its success was stored without an answer; else another worker has it."""
         with self._database.read() as catalogue:
-            cancelled = catalogue.jobs.get(None, row.id).state == "cancelled"
-        if cancelled:
-            self._ended(row.kind, "cancelled")
-        return cancelled
+            state = catalogue.jobs.get(None, row.id).state
+        if state in ("cancelled", "succeeded"):
+            self._ended(row.kind, state)
+            return True
+        return False
 
     def _store(self, change: Callable[[Jobs], bool]) -> bool:
         """Change a job's row in its own transaction; False if this worker no longer has the job."""
@@ -297,8 +297,7 @@ class JobRunner:
 
     def _report(self, row: JobRow, done: int, total: int, message: str) -> None:
         """Store the progress of a job and notify its watchers; raises Cancelled if it was lost, or Interrupted."""
-        if self._stopping.is_set():
-            raise Interrupted("The server is stopping; the job continues after its restart.")
+        self._check_stopping()
         try:
             is_ours = self._store(
                 lambda jobs: jobs.progress(row.id, done=done, total=total, message=message, worker=self._name)
@@ -337,10 +336,11 @@ class JobRunner:
             remove_old_trainings(self._database, self._settings)
 
     def _collect(self) -> None:
-        """Collect garbage, until the server stops."""
+        """Collect garbage, until the server stops, and delete the requests of cooks that have ended."""
         with suppress(Interrupted):
             if self._clock.is_steady():
                 collect(self.services.registry, _now(), used=blobs_in_use, progress=self._check_stopping)
+                delete_ended_requests(self._database, self._blobs, self._blobs.digests())
 
     def _check_stopping(self, *_: object) -> None:
         if self._stopping.is_set():

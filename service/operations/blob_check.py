@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
 
@@ -145,16 +146,16 @@ def _is_request(beginning: bytes) -> bool:
     return beginning == REQUEST
 
 
-def delete_ended_requests(database: Database, blobs: BlobStore, stored: set[str]) -> set[str]:
-    """Delete the requests of the latest ended cook jobs, if their process died before it deleted them; return the
-    deleted ones.
+def delete_ended_requests(database: Database, blobs: BlobStore, stored: Iterable[str]) -> set[str]:
+    """Delete the requests of the latest ended cook jobs that are still stored, and return them.
 
-    Texts of a novel domain are not kept.
+    Texts of a novel domain are not kept, also if the process died, or the store was away, when their job ended. Called
+    at a start, and by the runner of jobs with each collection.
     """
     with database.read() as catalogue:
         jobs = [job for kind in COOKS for job in catalogue.jobs.list(None, kind=kind, limit=LATEST).rows]
     ended = [job.arguments["request"] for job in jobs if job.state not in ("queued", "running")]
-    undeleted = stored & set(ended)
+    undeleted = set(ended).intersection(stored)
     blobs.delete_all(sorted(undeleted))
     return undeleted
 

@@ -93,9 +93,9 @@ class Stage:
         """Have the kind `test` differ in these fields."""
         self.patch.setattr(module, "KINDS", {"test": replace(self.kind(), **changes)})
 
-    def enqueue(self, kind: str = "test") -> str:
+    def enqueue(self, kind: str = "test", **arguments: str) -> str:
         with self.database.write() as catalogue:
-            job = catalogue.jobs.enqueue(kind, {}, namespace="acme", created_by="key-1")
+            job = catalogue.jobs.enqueue(kind, arguments, namespace="acme", created_by="key-1")
         for runner in self.runners:
             runner.services.jobs.wake()
         return job.id
@@ -466,17 +466,33 @@ class TestProcesses:
         trouble[0] = None
         assert claim(runner).id == job
 
-    def test_who_waits_is_told_of_the_end_though_cleaning_fails(
+    def test_who_waits_is_told_of_the_end_though_cleaning_fails_and_the_next_collection_deletes_the_text(
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        stage.plays(clean=fails(Unavailable("The folder is gone.")))
+        cook = replace(stage.kind(), clean=fails(Unavailable("The folder is gone.")))
+        monkeypatch.setattr(module, "KINDS", {"cook": cook})
         runner = stage.runner(start=False)
         told_jobs: list[str] = []
         monkeypatch.setattr(runner.services.jobs, "tell", told_jobs.append)
-        job = stage.enqueue()
-        with pytest.raises(Unavailable):
-            runner._run(claim(runner))
+        blobs = runner.services.registry.blobs
+        job = stage.enqueue("cook", request=blobs.put_bytes(SECRET.encode()))
+        runner._run(claim(runner))
         assert (stage.row(job).state, told_jobs) == ("succeeded", [job])
+        runner._collect()
+        assert list(blobs.digests()) == []
+
+    def test_a_success_that_is_stored_although_its_answer_is_lost_is_cleaned_up_after(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runner, job, succeed = stage.runner(start=False), stage.enqueue(), JobRunner._succeed
+
+        def lose_answer(*args: Any) -> bool:
+            succeed(*args)
+            raise Unavailable("It is not known whether the database has stored this.")
+
+        monkeypatch.setattr(JobRunner, "_succeed", lose_answer)
+        runner._run(claim(runner))
+        assert (stage.row(job).state, stage.cleaned, stage.without) == ("succeeded", [job], [])
 
 
 def test_codes_of_a_newer_server_stay_errors(stage: Stage) -> None:
