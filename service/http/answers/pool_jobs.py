@@ -51,7 +51,7 @@ async def run_pool_job(
 
     remaining = await until_selectable(services, principal.key_id, check_pool, check_limits, seconds)
     job = await in_thread(enqueue)
-    row = await wait_for_job(services, job.id, remaining)
+    row = await wait_for_job(services, job, remaining)
     if row.state not in FINAL:
         response.status_code = 202
         return requested_job_body(row, principal)

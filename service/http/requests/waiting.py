@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from registry.catalogue.rows import JobRow
-from registry.errors import InvalidParameter
+from registry.errors import Busy, InvalidParameter, Unavailable
 from service.http.thread_turns import in_thread
 from service.jobs.runner import FINAL
 from service.services import Services
@@ -53,13 +53,17 @@ def job_watch(services: Services, job_id: str) -> Iterator[Callable[[float], Awa
         yield wait_for_change
 
 
-async def wait_for_job(services: Services, job_id: str, seconds: float) -> JobRow:
-    """Wait until a job has ended, `seconds` have passed or the server stops, and return the job as it is then."""
+async def wait_for_job(services: Services, row: JobRow, seconds: float) -> JobRow:
+    """Wait until a job has ended, `seconds` have passed or the server stops, and return the job as it was last read.
+
+    Outages of the database do not end the wait: a client that got an error would request the work a second time.
+    """
     deadline = asyncio.get_running_loop().time() + seconds
-    with job_watch(services, job_id) as wait_for_change:
+    with job_watch(services, row.id) as wait_for_change:
         services.jobs.wake()
         while True:
-            row = await in_thread(job_row, services, None, job_id)
+            with suppress(Busy, Unavailable):
+                row = await in_thread(job_row, services, None, row.id)
             remaining = deadline - asyncio.get_running_loop().time()
             if row.state in FINAL or remaining <= 0 or services.jobs.closed:
                 return row

@@ -311,7 +311,7 @@ class TestProcesses:
         job, is_told = stage.enqueue(), threading.Event()
 
         async def ask() -> JobRow:
-            waiting = asyncio.ensure_future(wait_for_job(runner.services, job, 10 * PATIENCE))
+            waiting = asyncio.ensure_future(wait_for_job(runner.services, stage.row(job), 10 * PATIENCE))
             await asyncio.sleep(0)
             runner.begin_stop()
             return await asyncio.wait_for(waiting, PATIENCE)
@@ -321,6 +321,22 @@ class TestProcesses:
         assert is_told.is_set()
         assert runner.services.jobs.closed
         assert runner.stop() is True
+
+    def test_who_waits_is_told_of_the_end_though_the_database_was_away_meanwhile(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runner, get, errors = stage.runner(start=False), Jobs.get, [Busy("busy"), Unavailable("away")]
+        queued = stage.row(stage.enqueue())
+        cancel(runner.services, CALLER, queued.id)
+
+        def fail_first(*args: Any) -> JobRow:
+            if errors:
+                runner.services.jobs.tell(queued.id)
+                raise errors.pop()
+            return get(*args)
+
+        monkeypatch.setattr(Jobs, "get", fail_first)
+        assert asyncio.run(wait_for_job(runner.services, queued, PATIENCE)).state == "cancelled"
 
     def test_what_a_dead_process_was_at_is_taken_up_at_once_by_the_only_owner(self, stage: Stage) -> None:
         job = stage.enqueue()
