@@ -54,6 +54,12 @@ def chunks_of(file: IO[bytes]) -> Iterator[bytes]:
         yield chunk
 
 
+def sync_file(path: Path) -> None:
+    """Sync a file that another function has written, so that its bytes are durable."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 def sync_directory(folder: Path) -> None:
     """Sync a folder, so that the names in it are durable."""
     descriptor = os.open(folder, os.O_RDONLY)

@@ -84,7 +84,9 @@ def check_place(path: Path, *, replace: bool, advice: str = "ask to replace it")
 
 
 def move_into_place(beside: Path, path: Path, *, replace: bool) -> None:
-    """Rename `beside` to `path`, the names durable on return; raises Conflict as `check_place` does.
+    """Rename `beside`, whose files are synced, to `path`, the names durable on return.
+
+    Raises Conflict as `check_place` does.
 
     A directory that is replaced is renamed first: a crash in between leaves it under a hidden name `.NAME.*.old`
     beside the complete new one. Afterwards the caller may delete its sources, as a training does its checkpoint.

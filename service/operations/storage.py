@@ -23,7 +23,7 @@ from pathlib import Path
 import migrations
 from registry.catalogue.database import Database
 from registry.errors import Unavailable
-from registry.files import sync_directory
+from registry.files import sync_directory, sync_file
 from registry.progress import Progress, silent
 
 log = logging.getLogger("soup.storage")
@@ -200,17 +200,11 @@ def _copy_sqlite(source: Path, target: Path) -> None:
         raise Unavailable(
             f"The database {source} cannot be copied to {target} ({error}): check that the disk has room."
         ) from error
-    _sync_file(target)
+    sync_file(target)
 
 
 def _moment() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
-
-
-def _sync_file(path: Path) -> None:
-    """Make the bytes of a file durable."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 # --- whole databases --------------------------------------------------------------------------------
@@ -262,7 +256,7 @@ def finish_sqlite(path: Path) -> None:
         raise Unavailable(
             f"SQLite could not write {leftovers[0]} into {path}: check that the disk has room, and try again."
         )
-    _sync_file(path)
+    sync_file(path)
 
 
 def replace_sqlite(new: Path, path: Path, *, backups: Path) -> Path | None:
@@ -296,7 +290,7 @@ def _link_or_copy(path: Path, target: Path) -> None:
         os.link(path, target)
     except OSError:  # another file system, or one without links
         shutil.copy2(path, target)
-        _sync_file(target)
+        sync_file(target)
 
 
 def _companions(path: Path) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ def run(folder: str, moment: int | str) -> int:
     child = os.fork()
     if child == 0:
         if moment == "copy":
-            storage._sync_file = kill  # type: ignore[assignment]
+            storage.sync_file = kill  # type: ignore[assignment]
         elif moment == "commit":
             event.listen(Engine, "commit", kill)
         else:

@@ -18,6 +18,7 @@ from adaptersoup.client.paths import adapter_path
 from adaptersoup.client.uploading import BINARY, PASSING, TRIES, UPLOADS, Upload, pause_after
 from adaptersoup.client.waiting import in_thread
 from registry.errors import DigestMismatch, Internal, NotFound
+from registry.files import sync_file
 from registry.names import file_digest, sha256_digest
 from registry.progress import Progress, silent
 from registry.spec import Passage, SampleSource
@@ -78,7 +79,7 @@ class AsyncBlobs(AsyncConnection):
     async def download(
         self, ref: str, file: str, target: Path, *, digest: str, progress: Progress | None = None
     ) -> None:
-        """Write one file of an adapter to `target`; raises DigestMismatch if its digest is not `digest`."""
+        """Write one file of an adapter to `target`, synced; raises DigestMismatch if its digest is not `digest`."""
         path = await self.named_path(ref)
         async with self.fetched(f"{path}/files/{path_segment(file)}") as response:
             size, total = 0, int(response.headers.get("content-length", 0))
@@ -92,6 +93,7 @@ class AsyncBlobs(AsyncConnection):
                 f"{file} of {ref} arrived damaged ({size} bytes with another digest): pull it again. If it is "
                 "damaged again, push the adapter again with --anew."
             )
+        await in_thread(sync_file, target)
 
     async def named_path(self, ref: str) -> str:
         """The path of an adapter by its name, under which its sub-resources are; a digest is looked up first."""

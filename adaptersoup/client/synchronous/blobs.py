@@ -18,6 +18,7 @@ from adaptersoup.client.synchronous.connection import Connection
 from adaptersoup.client.uploading import BINARY, PASSING, TRIES, UPLOADS, Upload, pause_after
 from adaptersoup.client.waiting import directly
 from registry.errors import DigestMismatch, Internal, NotFound
+from registry.files import sync_file
 from registry.names import file_digest, sha256_digest
 from registry.progress import Progress, silent
 from registry.spec import Passage, SampleSource
@@ -76,7 +77,7 @@ class Blobs(Connection):
         return SampleSource(blob=self.upload(data, anew=anew))
 
     def download(self, ref: str, file: str, target: Path, *, digest: str, progress: Progress | None = None) -> None:
-        """Write one file of an adapter to `target`; raises DigestMismatch if its digest is not `digest`."""
+        """Write one file of an adapter to `target`, synced; raises DigestMismatch if its digest is not `digest`."""
         path = self.named_path(ref)
         with self.fetched(f"{path}/files/{path_segment(file)}") as response:
             size, total = 0, int(response.headers.get("content-length", 0))
@@ -90,6 +91,7 @@ class Blobs(Connection):
                 f"{file} of {ref} arrived damaged ({size} bytes with another digest): pull it again. If it is "
                 "damaged again, push the adapter again with --anew."
             )
+        directly(sync_file, target)
 
     def named_path(self, ref: str) -> str:
         """The path of an adapter by its name, under which its sub-resources are; a digest is looked up first."""

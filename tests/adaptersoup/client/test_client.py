@@ -341,11 +341,13 @@ def serve(tmp_path: Path, **changed: bytes) -> tuple[Server, Path]:
     return server, source
 
 
-def test_the_directory_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_the_directory_comes_back_as_it_was_and_is_durable(tmp_path: Path, synced: list[str]) -> None:
     server, source = serve(tmp_path)
+    synced.clear()
     folder = server.client().pull_directory("team/law", tmp_path / "deep" / "copy")
     assert {p.name: p.read_bytes() for p in folder.path.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["copy"]
+    assert {f"sync {p.name}" for p in source.iterdir()} <= set(synced)
     assert not any("evil" in request for request in server.routes_called()), "a file that the server makes up"
 
 
