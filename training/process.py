@@ -6,6 +6,7 @@ any way closes the child's standard input; a long-running child polls for that (
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -34,6 +35,8 @@ NICENESS = 10
 """Niceness of a server's child processes: streams come first."""
 AUTOGROUP = Path("/proc/self/autogroup")
 """The niceness of this process's session, on Linux (sched(7))."""
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors of a disk that takes no more files, which the operator can mend."""
 
 
 class Child:
@@ -183,8 +186,9 @@ def serve(begin: Callable[[Json], Handle], *, failed: str) -> None:
     """Answer one request after another until the parent closes the input or is gone: the child's end.
 
     `begin` gets the first line and returns the handler of the others. The handler's errors are sent to the parent, one
-    that is no SoupError as an Internal with the sentence `failed`, which names its class. Standard output of libraries
-    goes to standard error. Progress raises BrokenPipeError if the parent is gone, which ends the child.
+    that is no SoupError as an Internal with the sentence `failed`, which names its class, but a full or read-only disk
+    as Unavailable. Standard output of libraries goes to standard error. Progress raises BrokenPipeError if the parent
+    is gone, which ends the child.
     """
     out = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -215,6 +219,8 @@ def _answer(handle: Handle, request: Json, progress: Progress, failed: str) -> J
     except Exception as error:  # any error has to reach the parent
         message = failed.format(type(error).__name__)
         log.exception(message)
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
+            return {"error": as_dict(Unavailable(f"A file cannot be written on the server ({error.strerror})."))}
         return {"error": as_dict(Internal(message))}
 
 

@@ -1,7 +1,8 @@
-"""A child process that answers after as many seconds as a request names, and is silent until then; for test_tuning."""
+"""A child process for test_tuning that is silent for as many seconds as a request names, then answers or fails."""
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
@@ -10,6 +11,8 @@ from training.process import serve
 
 def answer(request: dict[str, Any], _progress: object) -> dict[str, Any]:
     time.sleep(request["seconds"])
+    if "errno" in request:
+        raise OSError(request["errno"], os.strerror(request["errno"]), "/secret/path")
     return {"slept": request["seconds"]}
 
 

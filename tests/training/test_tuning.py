@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from registry.adapters.weights import load_tensors, save_tensors
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import hidden_states, lm_logits
 from registry.blobs import LocalBlobs
-from registry.errors import Cancelled, InvalidParameter, InvalidSample
+from registry.errors import Cancelled, Internal, InvalidParameter, InvalidSample, Unavailable
 from registry.names import sha256_digest
 from registry.progress import silent
 from registry.spec import (
@@ -450,6 +451,16 @@ def test_whoever_waits_for_a_child_that_was_started_again_can_cancel(child: Chil
     with pytest.raises(Cancelled):
         child.ask({"seconds": 20}, stop_at_once, waiting=WAITING)
     assert child.pid is None, "what it would answer next is not for the next caller"
+
+
+@pytest.mark.slow
+def test_a_child_that_cannot_write_a_file_says_why_without_its_path(child: Child) -> None:
+    for number, error, sentence in (
+        (errno.ENOSPC, Unavailable, r"written on the server \(No space left on device\)\.$"),
+        (errno.EIO, Internal, r"^It failed \(OSError\)\.$"),
+    ):
+        with pytest.raises(error, match=sentence):
+            child.ask({"seconds": 0, "errno": number}, silent, waiting=WAITING)
 
 
 @pytest.mark.slow
