@@ -28,7 +28,7 @@ from registry.selectors.contract import Domain, Embeddings, Selector
 from registry.selectors.state import dump_state, load_state
 from registry.selectors.updating import UpdatableSelector
 from registry.spec import PoolSpec, SelectorSpec
-from registry.stored.files import record_bytes
+from registry.stored.files import deleted_unless_recorded, record_bytes
 
 MAX_IDS = 500
 """Members up to which vectors are queried by adapter id; for more, all vectors of the base model are."""
@@ -195,7 +195,7 @@ class _PoolFit:
             report=selector.report_,
             fitted_at=datetime.now(UTC),
         )
-        with self.registry.database.write() as catalogue:
+        with deleted_unless_recorded(self.registry, [state_blob]), self.registry.database.write() as catalogue:
             record_bytes(self.registry, catalogue, state_blob, data)
             purged_ids = catalogue.removals.missing_ids([member.adapter_id for member in members])
             if not purged_ids and catalogue.selectors.latest_id(pool_id, spec_digest) == replacing:

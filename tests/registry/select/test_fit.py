@@ -10,6 +10,7 @@ import pytest
 
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import SelectorRow
+from registry.catalogue.selectors import Selectors
 from registry.context import Refits
 from registry.errors import Busy, DamagedBlob, Forbidden, InvalidParameter, Unavailable
 from registry.samples.embeddings_file import save_embeddings
@@ -266,6 +267,14 @@ def test_a_fit_that_another_one_overtakes_begins_again_with_the_members_of_now(v
     assert len(row.members) == 3
     remove_files(verbs.registry, datetime.now(UTC))
     assert set(verbs.blobs.digests()) - digests == {row.state_blob}
+
+
+def test_a_fit_that_the_database_refuses_leaves_nothing(verbs, two, monkeypatch):
+    digests = set(verbs.blobs.digests())
+    monkeypatch.setattr(Selectors, "add", Mock(side_effect=Busy("The database is busy.")))
+    with pytest.raises(Busy):
+        fitted_refs(verbs)
+    assert set(verbs.blobs.digests()) == digests
 
 
 def test_nobody_takes_the_place_of_another_namespaces_adapter(verbs):
