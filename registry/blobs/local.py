@@ -56,8 +56,9 @@ class LocalBlobs:
         self.state.make_folder(incoming)
         sync_directory(folder)
         sync_directory(folder.parent)
-        for temporary in incoming.iterdir():
-            _remove_abandoned(temporary)
+        for path in incoming.iterdir():
+            if re.fullmatch("[0-9a-f]{32}", path.name):  # else a file that is not ours
+                _remove_abandoned(path)
 
     @property
     def location(self) -> str:

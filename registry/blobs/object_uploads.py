@@ -85,7 +85,7 @@ class ObjectUploads:
             id = key.removeprefix(f"{UNFINISHED}/").partition("/")[0]
             newest[id] = max(modified, newest.get(id, 0.0))
         self._last_list = time.monotonic()
-        yield from (id for id, modified in newest.items() if modified < moment)
+        yield from (id for id, modified in newest.items() if id.startswith("upload-") and modified < moment)
 
     def key_of(self, id: str, upload_part: UploadPart) -> str:
         """The key of a part, by its offset and its digest, so that sending a part again stores the same object."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import time
 from collections.abc import Collection
@@ -29,7 +30,7 @@ def training_folder(settings: Settings, key: str) -> Path:
 def sweep(folder: Path, *, older_than: float, used: Collection[str] = ()) -> int:
     """Remove the folders of trainings, except those named in `used`, that were not written for `older_than` seconds.
 
-    Returns their number.
+    Returns their number. Folders of other names are not the server's, and stay.
     """
     if not folder.is_dir():
         return 0
@@ -37,7 +38,8 @@ def sweep(folder: Path, *, older_than: float, used: Collection[str] = ()) -> int
     expired = [
         training
         for training in folder.iterdir()
-        if training.name not in used
+        if re.fullmatch("[0-9a-f]{32}", training.name)
+        and training.name not in used
         and training.is_dir()
         and _last_written(training) < limit
         and not _is_locked(training)

@@ -263,6 +263,7 @@ def test_one_that_is_deleted_or_expires_leaves_no_part_in_the_cache(servers: Ser
 def test_objects_of_no_row_go_once_they_are_old(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server leaves them when it is killed between an object and its row, for an upload that then ended."""
     servers.bucket.put("unfinished/upload-of-no-row/000000000000000-" + "0" * 64, b"x", 1)
+    servers.bucket.put("unfinished/thesis/chapter.txt", b"x", 1)
     server, id = servers.begin(0)
     servers.bucket.put(f"unfinished/{id}/000000000000000-" + "0" * 64, b"x", 1)
     assert server.sweep() == 0
@@ -270,7 +271,7 @@ def test_objects_of_no_row_go_once_they_are_old(servers: Servers, monkeypatch: p
     assert server.sweep() == 0  # it has looked a moment ago
     monkeypatch.setattr(object_uploads, "LIST_SECONDS", 0.0)
     assert server.sweep() == 1
-    assert [key.split("/")[1] for key in servers.unfinished()] == [id]
+    assert [key.split("/")[1] for key in servers.unfinished()] == ["thesis", id]
 
 
 def test_a_deleted_one_takes_no_part_and_leaves_no_object(servers: Servers) -> None:

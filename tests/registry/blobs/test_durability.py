@@ -23,6 +23,7 @@ from tests.registry.together import together
 from tests.repository import REPOSITORY
 
 HELLO = sha256_digest(b"hello")
+TEMPORARY = "0123" * 8
 
 
 @pytest.fixture
@@ -103,10 +104,11 @@ def test_a_full_disk_that_shows_only_when_closing_leaves_nothing(folder):
 
 def test_left_overs_are_swept_at_the_next_start_and_blobs_are_not(folder):
     LocalBlobs(folder).put_bytes(b"hello")
-    (folder / "incoming" / "0123").write_bytes(b"half of some")
-    assert len(files(folder)) == 2
+    (folder / "incoming" / TEMPORARY).write_bytes(b"half of some")
+    (folder / "incoming" / "report.pdf").write_bytes(b"somebody else's")
+    assert len(files(folder)) == 3
     assert LocalBlobs(folder).read(HELLO) == b"hello"
-    assert files(folder) == [HELLO[7:]]
+    assert files(folder) == [HELLO[7:], "report.pdf"]
 
 
 def test_another_server_that_shares_the_folder_does_not_sweep_uploads(folder):
@@ -148,16 +150,16 @@ def test_a_sweep_between_the_making_of_a_temporary_file_and_its_lock_loses_nothi
 
 def test_a_file_system_without_locks_stores_and_sweeps_nothing(folder, monkeypatch):
     store = LocalBlobs(folder)
-    (folder / "incoming" / "0123").write_bytes(b"perhaps somebody's")
+    (folder / "incoming" / TEMPORARY).write_bytes(b"perhaps somebody's")
     monkeypatch.setattr(fcntl, "flock", failing(errno.ENOLCK))
     store.put_bytes(b"hello")
     assert LocalBlobs(folder).read(HELLO) == b"hello"
-    assert (folder / "incoming" / "0123").exists()
+    assert (folder / "incoming" / TEMPORARY).exists()
 
 
 def test_abandoned_files_are_removed_from_nfs_too(folder, nfs_locks):
     LocalBlobs(folder)
-    (folder / "incoming" / "0123").write_bytes(b"half of some")
+    (folder / "incoming" / TEMPORARY).write_bytes(b"half of some")
     LocalBlobs(folder)
     assert list((folder / "incoming").iterdir()) == []
 

@@ -674,19 +674,19 @@ class TestRefusals:
 
 def test_what_nobody_goes_on_with_is_removed_in_the_end(tmp_path: Path) -> None:
     assert sweep(tmp_path / "none", older_than=0) == 0
-    for name in ("old", "new", "busy", "changing"):
+    old, new, busy, changing = (digit * 32 for digit in "abcd")
+    for name in (old, new, busy, changing, "backups"):
         (tmp_path / name / "checkpoint").mkdir(parents=True)
         (tmp_path / name / TURN).touch()
     long_ago = time.time() - 1000
-    for path in (tmp_path / "new", *(nested for name in ("old", "busy") for nested in (tmp_path / name).rglob("*"))):
+    aged = [tmp_path / name for name in (old, busy, "backups")]
+    for path in (tmp_path / new, *aged, *(nested for folder in aged for nested in folder.rglob("*"))):
         os.utime(path, (long_ago, long_ago))
-    for name in ("old", "busy"):
-        os.utime(tmp_path / name, (long_ago, long_ago))
-    (tmp_path / "changing" / "checkpoint" / "gone").symlink_to("nowhere")  # a file that is gone when it is looked at
-    with (tmp_path / "busy" / TURN).open() as file:
+    (tmp_path / changing / "checkpoint" / "gone").symlink_to("nowhere")  # a file that is gone when it is looked at
+    with (tmp_path / busy / TURN).open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert sweep(tmp_path, older_than=500) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["busy", "changing", "new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["backups", new, busy, changing]
     assert sweep(tmp_path, older_than=500) == 1
 
 
@@ -713,7 +713,7 @@ def test_a_saved_state_is_removed_at_its_age_while_the_server_runs_unless_the_cl
     monkeypatch.setattr(jobs_module, "ClockSteps", lambda: clock)
     bases = write_bases(tmp_path / "bases.toml", {BASE_ID: tiny_base_dir})
     for world in open_world(tmp_path / "data", bases, training_workers=0, collect_seconds=0.02):
-        place = world.runtime.settings.trainings_dir / "stopped"
+        place = world.runtime.settings.trainings_dir / ("0" * 32)
         place.mkdir(parents=True)
         os.utime(place, (0, 0))
         threads.clear()
