@@ -79,14 +79,17 @@ def _check(services: Services, schema: SchemaWatch) -> Ready:
 
 
 def _probed_bases(services: Services) -> Iterable[str]:
-    """Return the base models that have to compute a token: all, or under a memory budget those in memory now.
+    """Return the base models that have to compute a token: those in memory, and those that replicas on Ray serve.
 
-    A probe of the others would evict base models that are in use. They are probed in the order of their last use, which
-    the probe therefore does not change.
+    A probe of the others would load them, and might evict base models that are in use. Those in memory are probed in
+    the order of their last use, which the probe therefore does not change. If all were loaded at the start and none can
+    be evicted, all are probed, so that an engine that has ended is not ready.
     """
-    if services.settings.memory_bytes is None:
-        return services.bases
-    return services.engine.loaded_bases()
+    settings = services.settings
+    if settings.ray_address is not None:
+        remote = [base_id for base_id, base in services.bases.items() if base.entry.kind == "causal"]
+        return dict.fromkeys([*remote, *services.engine.loaded_bases()])
+    return services.bases if settings.preload and settings.memory_bytes is None else services.engine.loaded_bases()
 
 
 def _database(services: Services, schema: SchemaWatch) -> str:

@@ -103,6 +103,14 @@ def test_a_probe_loads_nothing_where_memory_is_short(world: World) -> None:
     assert f"\nsoup_engine_base_loads_total {counters['base_loads_total']}" in world.client.get("/metrics").text
 
 
+def test_a_probe_loads_nothing_that_waits_for_its_first_use(sources: dict[str, Path], tmp_path: Path) -> None:
+    bases = write_bases(tmp_path / "bases.toml", sources)
+    for world in open_world(tmp_path / "data", bases, preload=False):
+        ready = world.client.get("/readyz")
+        assert (ready.status_code, ready.json()["checks"]["base/lima"]) == (200, "loads at its next use")
+        assert world.runtime.engine.loaded_bases() == ()
+
+
 @pytest.mark.slow
 def test_a_base_beyond_the_budget_is_refused_in_one_sentence(
     sources: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture

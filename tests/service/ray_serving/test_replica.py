@@ -201,14 +201,15 @@ def test_errors_travel_whole(error: Busy | Unavailable | InvalidParameter) -> No
     ("error", "settings", "expected"),
     [
         (Unavailable("Lost."), {"ray_address": "127.0.0.1:1"}, ("ready", AWAY)),
+        (Unavailable("Lost."), {"ray_address": "127.0.0.1:1", "memory_bytes": 10**9}, ("ready", AWAY)),
         (Unavailable("Gone."), {}, ("not_ready", STUCK)),
         (Internal("Broken."), {"ray_address": "127.0.0.1:1"}, ("not_ready", STUCK)),
     ],
 )
 def test_a_server_without_replicas_stays_ready_and_one_whose_engine_fails_does_not(
-    world: World, error: SoupError, settings: dict[str, str], expected: tuple[str, str]
+    world: World, error: SoupError, settings: dict[str, Any], expected: tuple[str, str]
 ) -> None:
     services = world.runtime.services
-    engine: Any = SimpleNamespace(submit=Mock(side_effect=error), loaded_bases=lambda: ("tiny",), preloading=False)
+    engine: Any = SimpleNamespace(submit=Mock(side_effect=error), loaded_bases=lambda: (), preloading=False)
     readiness = Readiness().of(replace(services, engine=engine, settings=services.settings.model_copy(update=settings)))
     assert (readiness.status, readiness.checks["base/tiny"], readiness.checks["database"]) == (*expected, "ok")
