@@ -23,10 +23,15 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
+def _seconds() -> float:
+    """Seconds of a clock that cannot be set, and that goes on while the machine is suspended, if the system has one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class ClockSteps:
     """Compares the machine's clock, `wall`, with a monotonic one, `seconds`."""
 
-    def __init__(self, *, wall: Callable[[], datetime] = _now, seconds: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *, wall: Callable[[], datetime] = _now, seconds: Callable[[], float] = _seconds) -> None:
         self._wall, self._seconds = wall, seconds
         self._last_wall, self._last_seconds = wall(), seconds()
         self._distrusted_until: float | None = None

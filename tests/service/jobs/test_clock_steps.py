@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -34,6 +35,14 @@ def clocks() -> Clocks:
 
 def test_time_that_passes_is_no_step(clocks: Clocks) -> None:
     assert all(clocks.passes(seconds) for seconds in (0.01, 3600, 90 * DAY))
+
+
+def test_a_suspended_machine_sets_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = dict.fromkeys((time.CLOCK_BOOTTIME, time.CLOCK_MONOTONIC), 100.0)
+    monkeypatch.setattr(time, "clock_gettime", seconds.__getitem__)
+    steps = ClockSteps(wall=lambda: BEGAN + timedelta(seconds=seconds[time.CLOCK_BOOTTIME]))
+    seconds[time.CLOCK_BOOTTIME] += 8 * 3600
+    assert steps.is_steady()
 
 
 def test_what_a_time_server_corrects_is_none(clocks: Clocks) -> None:
