@@ -5,6 +5,8 @@ FastAPI and SQLAlchemy are traced by their instrumentation packages. Spans leave
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,14 +19,21 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
 from opentelemetry.instrumentation.sqlalchemy.engine import EngineTracer
 from opentelemetry.metrics import NoOpMeter, NoOpMeterProvider
+from opentelemetry.sdk.environment_variables import (
+    OTEL_EXPORTER_OTLP_HEADERS,
+    OTEL_EXPORTER_OTLP_TRACES_HEADERS,
+)
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator as W3C
 
+from registry.errors import InvalidParameter
 from service.engine.request import RequestTimeline, timeline_observer
 
+HEADER = re.compile(r"[!#-'*+.0-9A-Z^-z|~-]+[ \t]*=[ \t]*[ !#-+\--:<-\[\]-~]*")
+"""A header in a variable, as OpenTelemetry's SDK reads it: the SDK logs any other, with its secret, and drops it."""
 ALLOWED = {
     "db.system",
     "db.system.name",
@@ -73,14 +82,30 @@ def _allowed(span: ReadableSpan) -> ReadableSpan:
     )
 
 
+def _check_headers() -> None:
+    """Raise InvalidParameter, without the value, for a variable with a header that the SDK would drop."""
+    for name in (OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_TRACES_HEADERS):
+        headers = filter(None, map(str.strip, os.environ.get(name, "").split(",")))
+        if not all(map(HEADER.fullmatch, headers)):
+            raise InvalidParameter(
+                f"{name} is no list of headers NAME=VALUE, separated by commas, with quotation marks, commas, "
+                "semicolons and backslashes of a value written as %22, %2C, %3B and %5C.",
+                param="otel_endpoint",
+            )
+
+
 def _stateless(context: SpanContext | None) -> SpanContext | None:
     return context and SpanContext(context.trace_id, context.span_id, context.is_remote, context.trace_flags)
 
 
 class Tracing:
-    """The traces of one server, with its own provider: other packages would send to the global one."""
+    """The traces of one server, with its own provider: other packages would send to the global one.
+
+    Raises InvalidParameter for headers in an OTEL_ variable that the SDK would drop.
+    """
 
     def __init__(self, endpoint: str) -> None:
+        _check_headers()
         resource = Resource({"service.name": "adaptersoup"}).merge(OTELResourceDetector().detect())
         self.provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         exporter = AllowedExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=5)

@@ -1,7 +1,8 @@
 """Settings of the server and of the command line, read from the environment.
 
-`adaptersoup.vllm.settings` adds those of vLLM's plugin, and `registry.tasks.ray_connection` reads Ray's own variables;
-no other module of the installed packages reads the environment. Settings are values: nothing is opened or created here.
+`adaptersoup.vllm.settings` adds those of vLLM's plugin, `registry.tasks.ray_connection` reads Ray's own variables, and
+`service.observability.tracing` OpenTelemetry's; no other module of the installed packages reads the environment.
+Settings are values: nothing is opened or created here.
 `places` has folders, bucket and Ray, `sizes` the limits of requests, `quotas` those of keys and namespaces, and
 `retention` when unused objects are removed. The rest is here. Names in the environment carry the prefix SOUP_
 (`SOUP_DATABASE_URL`); sizes are bytes, times seconds.

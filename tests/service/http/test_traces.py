@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from adaptersoup.client.client import SoupClient
+from registry.errors import InvalidParameter
 from service.observability.tracing import Tracing
 from service.settings import Settings
 from tests.service.cluster import until
@@ -236,6 +237,22 @@ def test_what_was_recorded_of_an_exception_does_not_leave(collecting: tuple[Coll
     assert not job.events
     assert not job.links
     assert PROMPT.encode() not in collecting[0].bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization: Bearer zebra", "no list of headers NAME=VALUE"),
+        ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "a=b,authorization=zebra;zebra", "no list of headers NAME=VALUE"),
+    ],
+)
+def test_a_wrong_variable_is_refused_without_its_secret(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str, value: str, words: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InvalidParameter, match=words) as refused:
+        Tracing("http://127.0.0.1:9")
+    assert "zebra" not in refused.value.message + caplog.text
 
 
 def test_a_collector_that_is_gone_keeps_nobody(caplog: pytest.LogCaptureFixture) -> None:
