@@ -21,7 +21,9 @@ from opentelemetry.instrumentation.sqlalchemy.engine import EngineTracer
 from opentelemetry.metrics import NoOpMeter, NoOpMeterProvider
 from opentelemetry.sdk.environment_variables import (
     OTEL_EXPORTER_OTLP_HEADERS,
+    OTEL_EXPORTER_OTLP_TIMEOUT,
     OTEL_EXPORTER_OTLP_TRACES_HEADERS,
+    OTEL_EXPORTER_OTLP_TRACES_TIMEOUT,
 )
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -32,6 +34,8 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from registry.errors import InvalidParameter
 from service.engine.request import RequestTimeline, timeline_observer
 
+TIMEOUT_SECONDS = 5
+"""How long the collector may take to answer, unless a variable of OpenTelemetry says otherwise."""
 HEADER = re.compile(r"[!#-'*+.0-9A-Z^-z|~-]+[ \t]*=[ \t]*[ !#-+\--:<-\[\]-~]*")
 """A header in a variable, as OpenTelemetry's SDK reads it: the SDK logs any other, with its secret, and drops it."""
 ALLOWED = {
@@ -101,16 +105,28 @@ def _stateless(context: SpanContext | None) -> SpanContext | None:
 class Tracing:
     """The traces of one server, with its own provider: other packages would send to the global one.
 
-    Raises InvalidParameter for headers in an OTEL_ variable that the SDK would drop.
+    Raises InvalidParameter if the SDK refuses one of its OTEL_ variables.
     """
 
     def __init__(self, endpoint: str) -> None:
         _check_headers()
-        resource = Resource({"service.name": "adaptersoup"}).merge(OTELResourceDetector().detect())
-        self.provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        exporter = AllowedExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=5)
-        self.provider.add_span_processor(BatchSpanProcessor(exporter))
+        try:
+            self.provider = self._provider(endpoint)
+        except ValueError as error:
+            raise InvalidParameter(
+                f"OpenTelemetry refuses one of the OTEL_ variables: {str(error).rstrip('.')}.", param="otel_endpoint"
+            ) from error
         self._tracer = self.provider.get_tracer("adaptersoup")
+
+    @staticmethod
+    def _provider(endpoint: str) -> TracerProvider:
+        resource = Resource({"service.name": "adaptersoup"}).merge(OTELResourceDetector().detect())
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        names = (OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, OTEL_EXPORTER_OTLP_TIMEOUT)
+        timeout = None if any(os.environ.get(name) for name in names) else TIMEOUT_SECONDS
+        exporter = AllowedExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces", timeout=timeout)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+        return provider
 
     def instrument_app(self, app: Any) -> None:
         """Trace the requests of a FastAPI application."""

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
@@ -21,6 +22,7 @@ from starlette.routing import Route
 
 from adaptersoup.client.client import SoupClient
 from registry.errors import InvalidParameter
+from service.observability import tracing as tracing_module
 from service.observability.tracing import Tracing
 from service.settings import Settings
 from tests.service.cluster import until
@@ -244,6 +246,8 @@ def test_what_was_recorded_of_an_exception_does_not_leave(collecting: tuple[Coll
     [
         ("OTEL_EXPORTER_OTLP_HEADERS", "authorization: Bearer zebra", "no list of headers NAME=VALUE"),
         ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "a=b,authorization=zebra;zebra", "no list of headers NAME=VALUE"),
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "5", r"less than or equal to max_queue_size\.$"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "x", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT must be"),
     ],
 )
 def test_a_wrong_variable_is_refused_without_its_secret(
@@ -253,6 +257,16 @@ def test_a_wrong_variable_is_refused_without_its_secret(
     with pytest.raises(InvalidParameter, match=words) as refused:
         Tracing("http://127.0.0.1:9")
     assert "zebra" not in refused.value.message + caplog.text
+
+
+def test_the_variables_of_opentelemetry_set_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    exporters = Mock()
+    monkeypatch.setattr(tracing_module, "AllowedExporter", exporters)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer zebra, a=b%20c,")
+    for name in ("", "OTEL_EXPORTER_OTLP_TIMEOUT", "OTEL_EXPORTER_OTLP_TRACES_TIMEOUT"):
+        monkeypatch.setenv(name or "UNUSED", "30")
+        Tracing("http://127.0.0.1:9").close(5.0)
+    assert [call.kwargs["timeout"] for call in exporters.mock_calls if "timeout" in call.kwargs] == [5, None, None]
 
 
 def test_a_collector_that_is_gone_keeps_nobody(caplog: pytest.LogCaptureFixture) -> None:
