@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from registry.base_model import read_allowlist
+from registry.base_model import position_bytes, read_allowlist
 from registry.blobs import ServerBlobs, open_blobs
 from registry.catalogue.database import Database
 from registry.context import Refits, Registry, Retention
@@ -30,6 +30,7 @@ from service.access.keys import ensure_admin_key
 from service.base_models import ServedBaseModels
 from service.engine import EngineLimits
 from service.engine.bases import AllowedBases
+from service.engine.kv_budget import row_capacity
 from service.engine.limits import smallest_adapter_bytes
 from service.engine.text_calls import EngineCalls
 from service.engine_process.child import EngineChild
@@ -98,7 +99,8 @@ class Runtime:
         `is_owned` the caller owns the data folder until `stop` has returned.
 
         Raises Unavailable if the folder has another owner, the schema is old, or a base model cannot be loaded. Raises
-        InvalidParameter if the adapter cache is too small for any adapter. Nothing is left running after an error.
+        InvalidParameter if the adapter cache is too small for any adapter, or the KV cache for a sequence. Nothing is
+        left running after an error.
         """
         with ExitStack() as stack:
             if not is_owned:
@@ -255,6 +257,7 @@ class Runtime:
             if base.entry.chat_template is not None:
                 _ = base.text  # and where the operator's template fails
         self._check_bank()
+        self._check_kv_cache()
         if not storage.is_sqlite(self.database):
             fingerprints = {base_id: base.shape.fingerprint for base_id, base in self.bases.items()}
             self.presence = Presence(self.database, self.settings, bases=fingerprints)
@@ -273,6 +276,18 @@ class Runtime:
                 f"{least} bytes: raise it.",
                 param="adapter_bank_bytes",
             )
+
+    def _check_kv_cache(self) -> None:
+        """Raise InvalidParameter if the KV cache is too small for a sequence of a base model."""
+        capacity = self.settings.engine_kv_bytes
+        for base_id, base in self.bases.items():
+            least = row_capacity(1) * position_bytes(base.entry, base.shape)
+            if base.entry.kind == "causal" and capacity < least:
+                raise InvalidParameter(
+                    f"SOUP_ENGINE_KV_BYTES is {capacity}, but the shortest sequence of base model {base_id} takes "
+                    f"{least} bytes: raise it.",
+                    param="engine_kv_bytes",
+                )
 
 
 def check_role(settings: Settings) -> None:

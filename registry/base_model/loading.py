@@ -42,6 +42,12 @@ LONG = 1000
 computed. For a shorter text, waiting for the interpreter's lock again would cost more."""
 
 
+def position_bytes(entry: BaseEntry, shape: BaseShape) -> int:
+    """Bytes of the keys and values of one position in all layers of a base model."""
+    heads, width = shape.kv or (1, shape.hidden_size)
+    return shape.num_layers * 2 * heads * width * (4 if entry.dtype == "float32" else 2)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BaseText:
     """The text side of a base model: its tokenizer and its shape, without weights.
@@ -58,12 +64,6 @@ class BaseText:
     eos_id: int | None
     end_ids: tuple[int, ...] = ()
     turn_id: int | None = None
-
-    @property
-    def position_bytes(self) -> int:
-        """Bytes of the keys and values of one position in all layers."""
-        heads, width = self.shape.kv or (1, self.shape.hidden_size)
-        return self.shape.num_layers * 2 * heads * width * (4 if self.entry.dtype == "float32" else 2)
 
     def tokenize(self, text: str, *, bos: bool | None = None) -> list[int]:
         """Token ids of `text`, with the BOS in front if `bos` is True (default: the allowlist entry's setting).

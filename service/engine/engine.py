@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from registry.adapters import bytes_in_memory
-from registry.base_model import BaseText, LoadedBase
+from registry.base_model import BaseText, LoadedBase, position_bytes
 from registry.cores import ALL, use_cores
 from registry.errors import Internal, SoupError, Unavailable
 from service.engine.adapter_cache import AdapterCache
@@ -339,7 +339,8 @@ class Engine(EngineCalls):
         return limit if max_positions is None or max_tokens is not None else min(limit, max_positions - prompt)
 
     def _position_bytes(self, base_id: str) -> int:
-        return self._source.text(base_id).position_bytes
+        text = self._source.text(base_id)
+        return position_bytes(text.entry, text.shape)
 
     def _settle(self, ended: Iterable[SequenceGroup]) -> None:
         """Set the results of ended requests, outside of the lock, because code that waits for a ticket may submit

@@ -17,11 +17,12 @@ from fastapi.testclient import TestClient
 import migrations
 from registry.adapters import create, paper_config
 from registry.adapters.batched import ReadyAdapter
-from registry.base_model import LoadedBase
+from registry.base_model import LoadedBase, position_bytes
 from registry.errors import InvalidParameter, NotFound, Unavailable
 from registry.spec import AdapterConfig, LoraConfig, LoraModule, PrefixConfig
 from service.engine import GenerateRequest
 from service.engine import bases as bases_module
+from service.engine.kv_budget import MIN_ROW_POSITIONS
 from service.engine.limits import smallest_adapter_bytes
 from service.http.app import create_app
 from service.operations.storage import owned
@@ -162,6 +163,17 @@ def test_a_bank_that_holds_no_adapter_is_refused_with_the_numbers(
         Runtime(settings).start()
     with running(settings.model_copy(update={"adapter_bank_bytes": min(sizes)})):
         pass
+
+
+def test_a_kv_cache_that_holds_no_sequence_is_refused_with_the_numbers(
+    tmp_path: Path, tiny_base_dir: Path, base: LoadedBase
+) -> None:
+    least = MIN_ROW_POSITIONS * position_bytes(base.entry, base.shape)
+    settings = settings_of(tmp_path, tiny_base_dir, engine_kv_bytes=least - 1)
+    with pytest.raises(InvalidParameter, match=f"SOUP_ENGINE_KV_BYTES is {least - 1}, .* tiny takes {least} bytes"):
+        Runtime(settings).start()
+    with running(settings.model_copy(update={"engine_kv_bytes": least})) as runtime:
+        assert runtime.engine.score("tiny", ["a soup"])
 
 
 def test_a_wrong_allowlist_is_refused_before_anything_is_made(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2LMHeadModel
 from transformers.utils import logging
 
-from registry.base_model import load_base, load_text, read_allowlist, shape_of
+from registry.base_model import load_base, load_text, position_bytes, read_allowlist, shape_of
 from registry.base_model.chat_template import render, template_of
 from registry.base_model.fingerprint import fingerprint
 from registry.base_model.likelihood import hidden_states, lm_logits
@@ -448,7 +448,7 @@ def test_the_context_ends_where_longrope_changes_the_frequencies(tmp_path):
 def test_keys_and_values_of_a_mixture_of_experts_are_seen(tmp_path, model_type):
     text = load_text(small(tmp_path, model_type, num_key_value_heads=2, head_dim=8, num_local_experts=4))
     assert text.shape.kv == (2, 8)
-    assert text.position_bytes == 2 * 2 * 2 * 8 * 4
+    assert position_bytes(text.entry, text.shape) == 2 * 2 * 2 * 8 * 4
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
