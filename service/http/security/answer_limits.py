@@ -25,12 +25,12 @@ FEWEST = 16
 
 
 def most_connections(settings: Settings) -> int:
-    """Return the setting, lowered to what the process's limit of open files allows, but at least FEWEST."""
+    """Return the setting, lowered to what the process's limit of open files allows, but not below FEWEST for that."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return settings.max_connections
     available = files - FILES_KEPT - FILES_PER_THREAD * settings.database_pool
-    return max(min(settings.max_connections, available), FEWEST)
+    return min(settings.max_connections, max(available, FEWEST))
 
 
 class AnswerLimits:

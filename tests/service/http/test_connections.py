@@ -269,3 +269,5 @@ def test_connections_leave_the_process_files_to_open(monkeypatch: pytest.MonkeyP
     assert most(1024) == 1024 - FILES_KEPT - 16 * FILES_PER_THREAD
     assert most(256) == 256 - FILES_KEPT - 16 * FILES_PER_THREAD
     assert most(64) == FEWEST
+    settings = Settings(max_connections=1)
+    assert most(64) == most(1024) == 1
