@@ -311,7 +311,7 @@ def engine_of(settings: Settings, allowed: AllowedBases, *, child: EngineChild |
     limits = EngineLimits.of(settings)
     local: EngineCalls
     if child is not None:
-        local = ProcessEngine(allowed, plan_of(settings), child=child, log_level=settings.log_level)
+        local = ProcessEngine(allowed, plan_of(settings), child=child)
     else:
         from service.engine.engine import Engine  # heavy: a server with a process does without
 

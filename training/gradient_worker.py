@@ -29,12 +29,15 @@ from training.tuning import tune
 
 
 class GradientSetup(Frozen):
-    """The first line of input: the base model, the folder of its fingerprint, the blob store, and torch's threads."""
+    """The first line of input: the base model, the folder of its fingerprint, the blob store, torch's threads, and the
+    lowest level that the process logs.
+    """
 
     entry: BaseEntry
     cache: Path
     blobs: BlobPlace
     threads: int | None = None
+    log_level: str = "info"
 
 
 class WeighingTask(Frozen):

@@ -20,18 +20,19 @@ from registry.base_model import LoadedBase, load_base
 from registry.errors import Cancelled
 from registry.progress import Progress
 from registry.spec import BaseEntry, Frozen
-from training.process import TICK_SECONDS, Handle, Json, lower_priority, serve, should_end
+from training.process import TICK_SECONDS, Handle, Json, lower_priority, should_end
 from training.request import TrainingRun
 from training.train import train
 
 
 class WorkerSetup(Frozen):
-    """The first line of input: the base model, threads, and the niceness of the process."""
+    """The first line of input: the base model, threads, and the niceness and log level of the process."""
 
     entry: BaseEntry
     cache: Path | None = None
     threads: int | None = Field(default=None, ge=1)
     niceness: int = 0
+    log_level: str = "info"
 
 
 class WorkerRequest(Frozen):
@@ -95,8 +96,3 @@ def _turn(path: Path | None, waiting: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def main() -> None:
-    """Run the process of a server's training."""
-    serve(begin, failed="The training failed on our side ({}).")

@@ -42,13 +42,10 @@ class ProcessEngine(RemoteEngine):
     `child` is the first process, if it was started before.
     """
 
-    def __init__(
-        self, source: BaseSource, plan: EnginePlan, *, child: EngineChild | None = None, log_level: str = "info"
-    ) -> None:
+    def __init__(self, source: BaseSource, plan: EnginePlan, *, child: EngineChild | None = None) -> None:
         super().__init__(source)
         self._plan = plan
         self._first_child = child
-        self._log_level = log_level
         self._preloaded: Future[None] = Future()
         self._is_loading = False
         self._is_stopping = False
@@ -207,7 +204,7 @@ class ProcessEngine(RemoteEngine):
             if self._is_stopping:
                 process.kill()
         with suppress(Unavailable):
-            peer.send(self._plan, base_ids, self._log_level)
+            peer.send(self._plan, base_ids)
         peer.serve()
         process.kill()
         return process.wait()

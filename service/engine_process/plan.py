@@ -12,13 +12,14 @@ from service.settings import Settings
 
 
 class EnginePlan(Frozen):
-    """Base models, blobs and engine limits of an engine. Paths are on the machine it runs on."""
+    """Base models, blobs, limits and log level of an engine. Paths are on the machine it runs on."""
 
     bases: dict[str, BaseEntry]
     blobs: BlobPlace
     """Read only. A bucket's credentials come from the node's own variables."""
     cache: Path
     limits: EngineLimits
+    log_level: str
 
 
 def plan_of(settings: Settings) -> EnginePlan:
@@ -33,4 +34,5 @@ def plan_of(settings: Settings) -> EnginePlan:
         blobs=place.model_copy(update=folders),
         cache=cache,
         limits=EngineLimits.of(settings),
+        log_level=settings.log_level,
     )

@@ -134,10 +134,10 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
     try:
-        plan, base_ids, log_level = connection.recv()
+        plan, base_ids = connection.recv()
     except EOFError:  # the server has ended before it had a plan
         return
-    configure_logging(log_level)
+    configure_logging(plan.log_level)
     try:
         program = EngineProgram(connection, plan)
     except SoupError as error:

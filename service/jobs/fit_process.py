@@ -18,16 +18,21 @@ from registry.context import Registry
 from registry.progress import Progress
 from registry.select.fit import fit
 from registry.spec import BlobPlace, PoolSpec, SelectorSpec
-from service.observability.logs import configure_logging
+from service.observability.logs import logged
+from service.settings import Settings
 from training.process import NICENESS, TICK_SECONDS, Child, Handle, Json, lower_priority, serve
 
 
 class FitProcess:
     """One child that fits, one fit at a time; a cancelled or crashed child is replaced at the next fit."""
 
-    def __init__(self, database: Database, database_url: str, blobs: BlobPlace) -> None:
+    def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
-        setup = {"database": database_url, "blobs": blobs.model_dump(mode="json")}
+        setup = {
+            "database": settings.database,
+            "blobs": settings.blob_place.model_dump(mode="json"),
+            "log_level": settings.log_level,
+        }
         self._child = Child("service.jobs.fit_process", setup, called="The process that fits selectors")
         self._lock = threading.Lock()
 
@@ -74,8 +79,7 @@ def begin(setup: Json) -> Handle:
 def main() -> None:
     """Run the child process."""
     lower_priority(NICENESS)
-    configure_logging("info")
-    serve(begin, failed="The fit failed ({}); the server's log has the rest.")
+    serve(logged(begin), failed="The fit failed ({}); the server's log has the rest.")
 
 
 if __name__ == "__main__":

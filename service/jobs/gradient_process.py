@@ -26,7 +26,7 @@ from registry.spec import (
     WeighingRequest,
 )
 from service.jobs.train_process import end_with_server
-from service.observability.logs import configure_logging
+from service.observability.logs import logged
 from service.settings import Settings
 from training.gradient_worker import GradientSetup, StatisticTask, TuningTask, WeighingTask, begin
 from training.process import NICENESS, TICK_SECONDS, Child, Json, lower_priority, serve
@@ -83,7 +83,11 @@ class GradientProcess:
         """Run a task; the process of the previous task is reused if it has the same setup."""
         settings = self._settings
         setup = GradientSetup(
-            entry=entry, cache=settings.cache, blobs=settings.blob_place, threads=settings.threads
+            entry=entry,
+            cache=settings.cache,
+            blobs=settings.blob_place,
+            threads=settings.threads,
+            log_level=settings.log_level,
         ).model_dump(mode="json")
         while not self._lock.acquire(timeout=TICK_SECONDS):
             progress(0, 1, "waiting for another cook's gradients")
@@ -133,8 +137,7 @@ def main() -> None:
     """Run the child process."""
     lower_priority(NICENESS)
     end_with_server()
-    configure_logging("info")
-    serve(begin, failed="The computation of gradients failed ({}); the server's log has the rest.")
+    serve(logged(begin), failed="The computation of gradients failed ({}); the server's log has the rest.")
 
 
 if __name__ == "__main__":

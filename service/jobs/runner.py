@@ -79,7 +79,7 @@ class JobRunner:
             interval = self._settings.collect_seconds
             self._periodics.append(Periodic("collection", interval, self._collect))
             self._periodics.append(Periodic("removal of old trainings", interval, self._remove_old_trainings))
-        self.fitting = FitProcess(self._database, self._settings.database, self._settings.blob_place)
+        self.fitting = FitProcess(self._database, self._settings)
         self.computing = GradientProcess(self._settings)
 
     def start(self) -> None:

@@ -254,7 +254,7 @@ def _train_in_child(training: Training, run: TrainingRun, progress: Progress) ->
     """
     settings, request = training.services.settings, training.request
     entry = training.services.bases[request.base_model].entry
-    setup = WorkerSetup(entry=entry, cache=settings.cache, threads=settings.threads)
+    setup = WorkerSetup(entry=entry, cache=settings.cache, threads=settings.threads, log_level=settings.log_level)
     worker_request = WorkerRequest(run=run, turn=training.folder / TURN)
     try:
         return in_child(setup, worker_request, progress=progress, private=training.folder)

@@ -18,10 +18,9 @@ from pathlib import Path
 from registry.errors import SoupError
 from registry.progress import Progress
 from service.job_board import Interrupted
-from service.observability.logs import configure_logging
-from training import worker
-from training.process import NICENESS, Child, Json
-from training.worker import WorkerRequest, WorkerSetup
+from service.observability.logs import logged
+from training.process import NICENESS, Child, Json, serve
+from training.worker import WorkerRequest, WorkerSetup, begin
 
 GRACE_SECONDS = 30.0
 """How long a child may take to save its training when it is ended."""
@@ -90,8 +89,7 @@ def end_with_server() -> None:
 def main() -> None:
     """Run the child process."""
     end_with_server()
-    configure_logging("info")
-    worker.main()
+    serve(logged(begin), failed="The training failed on our side ({}).")
 
 
 if __name__ == "__main__":

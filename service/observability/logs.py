@@ -10,12 +10,14 @@ import errno
 import json
 import logging
 import traceback
+from collections.abc import Callable
 from contextvars import ContextVar
 from datetime import UTC, datetime
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from registry.errors import Internal
 
+Begun = TypeVar("Begun")
 request_id_now: ContextVar[str | None] = ContextVar("request_id", default=None)
 """The id of the current request; None outside of one."""
 
@@ -62,6 +64,16 @@ def _errno(name: str, error: BaseException) -> dict[str, str]:
     if not isinstance(error, OSError) or error.errno is None:
         return {}
     return {name: errno.errorcode.get(error.errno, str(error.errno))}
+
+
+def logged(begin: Callable[[dict[str, Any]], Begun]) -> Callable[[dict[str, Any]], Begun]:
+    """Return `begin` of a child process, preceded by `configure_logging` with the level in its setup."""
+
+    def begin_logged(setup: dict[str, Any]) -> Begun:
+        configure_logging(setup["log_level"])
+        return begin(setup)
+
+    return begin_logged
 
 
 def configure_logging(level: str, stream: IO[str] | None = None) -> None:

@@ -141,8 +141,9 @@ def _served_replica_class() -> Any:
         _replica: Replica | None = None
 
         async def __init__(self, plan: str) -> None:  # type: ignore[misc]  # Ray awaits it, on the replica's event loop
-            configure_logging("info")
-            self._replica = Replica(EnginePlan.model_validate_json(plan))
+            checked = EnginePlan.model_validate_json(plan)
+            configure_logging(checked.log_level)
+            self._replica = Replica(checked)
 
         async def generate(self, request: SentRequest) -> AsyncIterator[ReplicaMessage]:
             """See `Replica`."""

@@ -20,7 +20,7 @@ from registry.catalogue.rows import SelectorRow
 from registry.context import Registry
 from registry.progress import Progress
 from registry.select.fit import fit
-from registry.spec import BaseEntry, BlobPlace, PoolSpec, SelectorSpec
+from registry.spec import BaseEntry, PoolSpec, SelectorSpec
 from service.jobs import train
 from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
@@ -37,9 +37,9 @@ InChild = Callable[..., Json]
 class FitsHere(FitProcess):
     """One fit at a time, as the process does them, in the thread of the job."""
 
-    def __init__(self, database: Database, database_url: str, blobs: BlobPlace) -> None:
-        super().__init__(database, database_url, blobs)
-        self._place = blobs
+    def __init__(self, database: Database, settings: Settings) -> None:
+        super().__init__(database, settings)
+        self._place = settings.blob_place
 
     @cached_property
     def _registry(self) -> Registry:

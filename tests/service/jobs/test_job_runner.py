@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,14 +23,19 @@ from registry.catalogue.jobs import Jobs
 from registry.catalogue.rows import JobRow
 from registry.context import Caller, Registry
 from registry.errors import Busy, Cancelled, Incompatible, InvalidSample, SoupError, Unavailable
+from registry.progress import silent
 from registry.samples.sample import embed
+from registry.spec import BaseEntry
+from registry.spec.weighing import WeighingRequest
 from service.http.answers.pool_jobs import result_of
 from service.http.requests.waiting import wait_for_job
 from service.job_board import JobBoard
+from service.jobs import fit_process, gradient_process
 from service.jobs import runner as module
 from service.jobs.contract import JobContext, JobKind
 from service.jobs.kinds import KINDS
 from service.jobs.runner import FINAL, JobRunner, after_withdrawal, cancel, withdraw
+from service.observability import logs
 from service.observability.logs import JsonFormatter
 from service.settings import Settings
 from tests.postgres import Databases
@@ -571,3 +577,18 @@ class TestLanes:
         job = stage.enqueue()
         idle.stop()
         assert stage.row(job).state == "queued"
+
+
+def test_processes_log_at_the_level_of_their_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, child, levels = Settings(log_level="error"), Mock(side_effect=Unavailable("No process.")), []
+    for process in (fit_process, gradient_process):
+        monkeypatch.setattr(process, "Child", child)
+    monkeypatch.setattr(logs, "configure_logging", levels.append)
+    with pytest.raises(Unavailable):
+        fit_process.FitProcess(Mock(), settings)
+    with pytest.raises(Unavailable):
+        request = WeighingRequest.model_construct()
+        gradient_process.GradientProcess(settings).weigh(BaseEntry(id="a", source="a"), request, progress=silent)
+    for call in child.call_args_list:
+        logs.logged(Mock())(call.args[1])
+    assert levels == ["error", "error"]

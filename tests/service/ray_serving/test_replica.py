@@ -162,8 +162,10 @@ def test_a_plan_travels_as_json_and_holds_no_secret(world: World) -> None:
         blobs_url="s3://bucket/prefix",
         database_url="postgresql+psycopg://soup:hidden@db/soup",
         bootstrap_key="sk-soup-" + "h" * 43,
+        log_level="error",
     )
     plan = plan_of(settings)
+    assert plan.log_level == "error"
     text = plan.model_dump_json()
     assert EnginePlan.model_validate_json(text) == plan
     assert "hidden" not in text
