@@ -24,7 +24,7 @@ from registry.spec import Effort
 from service.settings.places import DEFAULT_DATA, PlaceSettings, RaySettings
 from service.settings.quotas import QuotaSettings
 from service.settings.retention import RetentionSettings
-from service.settings.sizes import MIB, Seconds, SizeSettings
+from service.settings.sizes import MIB, Bytes, Seconds, SizeSettings
 
 ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
 """An origin in the form that browsers send: in lower case, without a path."""
@@ -175,7 +175,7 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
     engine_batch_tokens: int = Field(
         2048, ge=16, description="Maximum number of prompt tokens and scored tokens in one forward pass."
     )
-    engine_kv_bytes: int = Field(
+    engine_kv_bytes: Bytes = Field(
         2**30,
         ge=1,
         description="Memory for keys and values of running requests and of the prompt cache together; 400 for a "
@@ -187,19 +187,21 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
         "(no prompt cache).",
     )
     engine_rows: int = Field(16, ge=1, description="Maximum number of sequences that generate together.")
-    adapter_bank_bytes: int = Field(
+    adapter_bank_bytes: Bytes = Field(
         512 * MIB,
         ge=0,
         description="Memory for loaded adapters. The server unloads the least recently used first; 400 for an adapter "
         "that is larger.",
     )
-    memory_bytes: int | None = Field(
+    memory_bytes: Bytes | None = Field(
         None,
         ge=1,
         description="Memory for the weights of base models and adapters together. The server unloads the least "
         "recently used first. Unset: no limit.",
     )
-    threads: int | None = Field(None, ge=1, description="Number of threads that torch uses. Unset: torch's default.")
+    threads: int | None = Field(
+        None, ge=1, le=1024, description="Number of threads that torch uses. Unset: torch's default."
+    )
     preload: bool = Field(
         True,
         description="Load base models at the start, as many as fit into `SOUP_MEMORY_BYTES`. Otherwise each is loaded "
@@ -274,7 +276,7 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
     training_queue: int = Field(
         100, ge=1, description="Maximum number of waiting and running trainings of all keys together; 429 beyond it."
     )
-    max_training_bytes: int = Field(
+    max_training_bytes: Bytes = Field(
         256 * MIB, ge=1, description="Maximum size of a blob of training data; 413 beyond it."
     )
     max_training_steps: int = Field(

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings
 
 from registry.spec.store import BlobPlace
-from service.settings.sizes import Seconds
+from service.settings.sizes import Bytes, Seconds
 
 BUCKET = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._=-]+)*/?|file:///[^?#@]+")
 NO_BUCKET = (
@@ -43,7 +43,7 @@ class PlaceSettings(BaseSettings):
     blobs_seconds: float = Field(
         20.0, gt=0, le=240, description="How long the server retries a call to the object store before it answers 503."
     )
-    blobs_cache_bytes: int = Field(
+    blobs_cache_bytes: Bytes = Field(
         10 * 2**30,
         ge=0,
         description="Maximum size of the local cache of objects, in `blobs` of `SOUP_CACHE_DIR`. The server removes "

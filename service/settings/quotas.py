@@ -6,6 +6,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings
 
 from registry.spec.limits import UploadLimits
+from service.settings.sizes import Bytes
 
 
 class QuotaSettings(BaseSettings):
@@ -24,10 +25,9 @@ class QuotaSettings(BaseSettings):
         description="Default limit of each key on tokens of prompts and answers per minute; 429 beyond it. Unset: no "
         "limit.",
     )
-    key_stored_bytes: int | None = Field(
+    key_stored_bytes: Bytes | None = Field(
         None,
         ge=0,
-        le=10**15,
         description="Default limit of each key on the bytes of all its stored files; 413 beyond it. Unset: no limit.",
     )
     key_adapters: int | None = Field(
@@ -56,10 +56,9 @@ class QuotaSettings(BaseSettings):
         description="Default limit of each namespace on tokens of prompts and answers per minute; 429 beyond it. "
         "Unset: no limit.",
     )
-    namespace_stored_bytes: int | None = Field(
+    namespace_stored_bytes: Bytes | None = Field(
         None,
         ge=0,
-        le=10**15,
         description="Default limit of each namespace on the bytes of all its stored files; 413 beyond it. Unset: no "
         "limit.",
     )
@@ -83,7 +82,7 @@ class QuotaSettings(BaseSettings):
         le=10_000,
         description="Maximum number of unfinished uploads in parts of one key; 429 beyond it.",
     )
-    max_upload_bytes: int = Field(
+    max_upload_bytes: Bytes = Field(
         UploadLimits.reserved_bytes,
         ge=1,
         description="Maximum size of all unfinished uploads of one key together; 429 beyond it. A key's only "

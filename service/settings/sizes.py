@@ -12,12 +12,14 @@ from registry.spec.limits import MAX_INGREDIENTS, SampleLimits, SizeLimits, Uplo
 MIB = 1024 * 1024
 Seconds = Annotated[float, Field(le=36_500 * 86_400)]
 """A duration of at most a hundred years: dates end in the year 9999, and timeouts after 292 years."""
+Bytes = Annotated[int, Field(le=10**15)]
+"""A size of at most a petabyte, which databases can compare with the sizes of files."""
 
 
 class SizeSettings(BaseSettings):
     """The most that one request, file or sample may hold."""
 
-    max_json_bytes: int = Field(
+    max_json_bytes: Bytes = Field(
         64 * MIB, ge=1024, description="Maximum size of a JSON body; 413 beyond it. Most calls have a lower limit."
     )
     max_json_values: int = Field(
@@ -26,27 +28,27 @@ class SizeSettings(BaseSettings):
         description="Maximum number of values in a JSON body; 413 beyond it. Calls that take many texts, token ids or "
         "weights allow more.",
     )
-    max_json_bytes_held: int = Field(
+    max_json_bytes_held: Bytes = Field(
         256 * MIB,
         ge=1024,
         description="Maximum size of the JSON bodies of all running requests together, half of it for one key; 429 "
         "beyond it.",
     )
-    max_inline_bytes: int = Field(
+    max_inline_bytes: Bytes = Field(
         SizeLimits.inline_bytes,
         ge=0,
         description="Maximum decoded size of a file that is inline in a manifest; 413 beyond it.",
     )
-    max_blob_bytes: int = Field(
+    max_blob_bytes: Bytes = Field(
         UploadLimits.blob_bytes, ge=1, description="Maximum size of an uploaded blob; 413 beyond it."
     )
-    max_weights_bytes: int = Field(
+    max_weights_bytes: Bytes = Field(
         SizeLimits.weights_bytes, ge=1, description="Maximum size of an adapter's weights file; 413 beyond it."
     )
-    max_embeddings_bytes: int = Field(
+    max_embeddings_bytes: Bytes = Field(
         SizeLimits.embeddings_bytes, ge=1, description="Maximum size of a sample's embeddings file; 413 beyond it."
     )
-    max_sample_bytes: int = Field(
+    max_sample_bytes: Bytes = Field(
         SizeLimits.sample_bytes,
         ge=1,
         description="Maximum size of a sample that is uploaded as a blob of JSON lines; 413 beyond it.",
