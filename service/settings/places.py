@@ -49,8 +49,8 @@ class PlaceSettings(BaseSettings):
         description="Maximum size of the local cache of objects, in `blobs` of `SOUP_CACHE_DIR`. The server removes "
         "the least recently used objects first.",
     )
-    blobs_presigned_seconds: float = Field(
-        0.0,
+    blobs_presigned_seconds: int = Field(
+        0,
         ge=0,
         le=86_400,
         description="Lifetime of a presigned URL of the bucket. The server redirects downloads of weights to such "

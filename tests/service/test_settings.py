@@ -57,7 +57,7 @@ def test_a_time_that_no_clock_reaches_is_refused(seconds: str) -> None:
 
 def test_a_number_that_breaks_what_uses_it_is_refused() -> None:
     sizes = [name for name in Settings.model_fields if "_bytes" in name]
-    wrong = {"threads": 1025, **dict.fromkeys(sizes, 10**15 + 1)}
+    wrong = {"threads": 1025, "blobs_presigned_seconds": 0.5, **dict.fromkeys(sizes, 10**15 + 1)}
     assert {"max_blob_bytes", "memory_bytes", "max_json_bytes_held"} <= wrong.keys()
     for name, value in wrong.items():
         with pytest.raises(ValidationError, match=f"validation error for Settings\n{name}\n"):
