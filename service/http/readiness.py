@@ -81,8 +81,8 @@ def _check(services: Services, schema: SchemaWatch) -> Ready:
 def _probed_bases(services: Services) -> Iterable[str]:
     """Return the base models that have to compute a token: those in memory, and those that replicas on Ray serve.
 
-    A probe of the others would load them, and might evict base models that are in use. Those in memory are probed in
-    the order of their last use, which the probe therefore does not change. If all were loaded at the start and none can
+    A probe of the others would load them, and might evict base models that are in use. The probe does not change the
+    order of last use, in which it goes through the base models in memory. If all were loaded at the start and none can
     be evicted, all are probed, so that an engine that has ended is not ready.
     """
     settings = services.settings

@@ -24,7 +24,7 @@ def _now() -> datetime:
 
 
 def _seconds() -> float:
-    """Seconds of a clock that cannot be set, and that goes on while the machine is suspended, if the system has one."""
+    """The monotonic clock, with the time in which the machine was suspended where the system counts it."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
