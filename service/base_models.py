@@ -90,7 +90,8 @@ class ServedBaseModel:
             return server.engine.embed(self.entry.id, texts, scored=scored, progress=lambda *_: alive(), patient=True)
 
         hidden_states = BaseModelEncoder(shape.fingerprint, shape.hidden_size, run)
-        encoders: dict[str, Encoder] = {hidden_states.digest: CachedEncoder(hidden_states, server.vectors)}
+        cached = CachedEncoder(hidden_states, server.vectors, scope=self.entry.id)  # losses depend on `bos` and dtype
+        encoders: dict[str, Encoder] = {cached.digest: cached}
         try:
             encoders[server.sentence_bert.digest] = CachedEncoder(server.sentence_bert, server.vectors)
         except Unavailable as error:

@@ -16,11 +16,15 @@ from registry.spec import EncoderName, Unit
 
 
 class CachedEncoder:
-    """The Encoder `inner`, run only for lists of texts whose vectors are not in `cache`."""
+    """The Encoder `inner`, run only for lists of texts whose vectors are not in `cache`.
 
-    def __init__(self, inner: Encoder, cache: Recent[Embedded]) -> None:
+    Encoders that share a cache need different values of `scope` if they have one digest and yet different losses.
+    """
+
+    def __init__(self, inner: Encoder, cache: Recent[Embedded], *, scope: str = "") -> None:
         self._inner = inner
         self._cache = cache
+        self._scope = scope
         self.name: EncoderName = inner.name
         self.unit: Unit = inner.unit
         self.digest = inner.digest  # caching changes no vector
@@ -36,7 +40,7 @@ class CachedEncoder:
         progress: Progress | None = None,
     ) -> Embedded:
         """Vectors of `texts`, cached or new; raises what the inner encoder raises, and caches no error."""
-        key = digest_of([self.digest, seed, max_units, scored, list(texts)])
+        key = digest_of([self.digest, self._scope, seed, max_units, scored, list(texts)])
         result = self._cache.get(key)
         if result is None:
             result = self._inner.encode(texts, seed=seed, max_units=max_units, scored=scored, progress=progress)

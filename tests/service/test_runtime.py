@@ -233,6 +233,17 @@ def test_the_base_encoder_runs_through_the_engine(runtime: Runtime) -> None:
     np.testing.assert_allclose(runtime.engine.embed("tiny", ["a soup"])[0].vector, embedded.vectors[0], atol=1e-5)
 
 
+def test_losses_that_come_with_vectors_are_those_of_the_entry_of_a_source(tmp_path: Path, tiny_base_dir: Path) -> None:
+    settings = settings_of(tmp_path, tiny_base_dir)
+    with settings.bases.open("a") as file:
+        file.write(f'[bases.without-bos]\nsource = "{tiny_base_dir}"\nbos = false\n')
+    with running(settings) as runtime:
+        for base_id in ("tiny", "without-bos"):
+            base_encoder = next(iter(runtime.bases[base_id].encoders().values()))
+            embedded, [score] = base_encoder.encode(["a soup"]), runtime.engine.score(base_id, ["a soup"])
+            assert (embedded.tokens, embedded.nll) == (score.tokens, pytest.approx(score.nll))
+
+
 def test_without_sentence_bert_the_base_encoder_is_left(
     runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -343,11 +343,12 @@ def test_the_same_question_is_asked_once_and_any_other_again():
     assert (encoder.name, encoder.digest, encoder.unit, encoder.dimensions) == ("base", inner.digest, "passage", 2)
 
 
-def test_encoders_that_share_a_memory_do_not_share_answers():
+@pytest.mark.parametrize(("digit", "scope"), [("6", "tiny"), ("5", "without-bos")])
+def test_encoders_that_share_a_memory_do_not_share_answers(digit, scope):
     first, second, memory = Counting(), Counting(), Recent(16)
-    second.digest = "sha256:" + "6" * 64
-    CachedEncoder(first, memory).encode(["a"])
-    CachedEncoder(second, memory).encode(["a"])
+    second.digest = "sha256:" + digit * 64
+    CachedEncoder(first, memory, scope="tiny").encode(["a"])
+    CachedEncoder(second, memory, scope=scope).encode(["a"])
     assert (first.calls, second.calls) == (1, 1)
 
 
