@@ -58,12 +58,12 @@ class Proposal:
     `search` reports on the work, without trials. If it is None, nothing was held out: there is one candidate, scored
     on the sample that chose it. Several candidates need a search and an effort in `HOLDS_OUT`.
     `single` is the best single adapter, scored beside them. `noise` are weighings of random adapters, one a fold,
-    where the request asks for that control. `base_nll`, (passages,), is the base model's NLL of the held-out passages
-    where the strategy has computed it.
+    where the request asks for that control. `base` has the base model's scores of the held-out passages where the
+    strategy has computed them.
     """
 
     candidates: tuple[Candidate, ...]
     search: Search | None = None
     single: Candidate | None = None
     noise: tuple[WeighingRequest, ...] = ()
-    base_nll: np.ndarray | None = None
+    base: Scores | None = None

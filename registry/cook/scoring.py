@@ -36,12 +36,19 @@ def score_texts(job: CookJob, soup: Mixed | None, texts: Sequence[Passage]) -> S
     return Scores(np.array([score.nll for score in scores]), np.array([score.tokens for score in scores]))
 
 
-def _base_nll(job: CookJob, numbers: Sequence[int], texts: Sequence[Passage]) -> np.ndarray:
-    """The base model's NLL of passages, (passages,), which embedding the sample may have yielded."""
+def _base_scores(job: CookJob, numbers: Sequence[int], texts: Sequence[Passage]) -> Scores:
+    """The base model's scores of passages, which embedding the sample may have yielded."""
     vectors = None if job.selection is None else job.selection.vectors
-    if vectors is not None and vectors.base_nll is not None:
-        return vectors.base_nll[list(numbers)]
-    return score_texts(job, None, texts).nll
+    if vectors is not None and vectors.base_nll is not None and vectors.base_tokens is not None:
+        return Scores(vectors.base_nll[list(numbers)], vectors.base_tokens[list(numbers)])
+    return score_texts(job, None, texts)
+
+
+def _verify(scores: Scores, base: Scores, *, held_out: bool, ways: int = 1) -> Verification:
+    """Compare a soup with the base model on the same passages; raises Internal if their tokens differ."""
+    if scores.tokens.tolist() != base.tokens.tolist():
+        raise Internal("the soup and the base model were scored on different tokens")
+    return verification_of(scores.nll, base.nll, scores.tokens, held_out=held_out, ways=ways)
 
 
 # --- on the sample -----------------------------------------------------------------------------------
@@ -54,8 +61,7 @@ def _judge_on_sample(job: CookJob, candidate: Candidate, evidence: Evidence) -> 
         return Outcome(soup, evidence)
     job.report(3, "verifying on the sample")
     scores = score_texts(job, soup, job.texts)
-    base_nll = _base_nll(job, range(len(job.texts)), job.texts)
-    verification = verification_of(scores.nll, base_nll, scores.tokens, held_out=False)
+    verification = _verify(scores, _base_scores(job, range(len(job.texts)), job.texts), held_out=False)
     return Outcome(soup, evidence.model_copy(update={"verification": verification}))
 
 
@@ -97,17 +103,17 @@ class ScoredCandidate:
 def _judge_held_out(job: CookJob, proposal: Proposal, search: Search, evidence: Evidence) -> Outcome:
     assert job.sample is not None
     held_out = job.sample.split.held_out
-    base_nll = proposal.base_nll
-    if base_nll is None:
+    base = proposal.base
+    if base is None:
         message = f"trying {len(proposal.candidates)} soups on {len(held_out)} passages that were held out"
         job.report(2, message)
-        base_nll = _base_nll(job, held_out, job.sample.held_out_texts)
-    scored = [_score(job, candidate, base_nll) for candidate in proposal.candidates]
+        base = _base_scores(job, held_out, job.sample.held_out_texts)
+    scored = [_score(job, candidate, base) for candidate in proposal.candidates]
     rivals = [candidate for candidate in scored if candidate.can_be_answer]
     best_mixture = _best_mixture(rivals)
     narrowed = None if best_mixture is None else best_mixture.candidate.narrowed()
     if best_mixture is not None and narrowed is not None:
-        scored_narrow = _score(job, narrowed, base_nll)
+        scored_narrow = _score(job, narrowed, base)
         scored.append(scored_narrow)
         if not _is_worse(scored_narrow, best_mixture):
             rivals = [*(rival for rival in rivals if rival is not best_mixture), scored_narrow]
@@ -115,17 +121,17 @@ def _judge_held_out(job: CookJob, proposal: Proposal, search: Search, evidence: 
     if not rivals:
         return Outcome(None, evidence.model_copy(update={"search": search}))
     best = min(rivals, key=_loss_then_selected_last)
-    verification = verification_of(best.scores.nll, base_nll, best.scores.tokens, held_out=True, ways=len(rivals))
+    verification = _verify(best.scores, base, held_out=True, ways=len(rivals))
     search = search.model_copy(
         update={
-            "noise": _noise_control(job, proposal, base_nll, best),
-            "single": _single_beside(job, proposal, base_nll, best),
+            "noise": _noise_control(job, proposal, base, best),
+            "single": _single_beside(job, proposal, base, best),
         }
     )
     return Outcome(best.soup, evidence.model_copy(update={"search": search, "verification": verification}))
 
 
-def _score(job: CookJob, candidate: Candidate, base_nll: np.ndarray) -> ScoredCandidate:
+def _score(job: CookJob, candidate: Candidate, base: Scores) -> ScoredCandidate:
     """Mix a candidate and score it; if it has plans of folds, each fold with the soup of its own plan."""
     assert job.sample is not None
     if candidate.trained is not None:
@@ -136,7 +142,7 @@ def _score(job: CookJob, candidate: Candidate, base_nll: np.ndarray) -> ScoredCa
             scores = _scores_by_fold(job, candidate)
         else:
             scores = score_texts(job, soup, job.sample.held_out_texts)
-    verification = verification_of(scores.nll, base_nll, scores.tokens, held_out=True)
+    verification = _verify(scores, base, held_out=True)
     return ScoredCandidate(candidate, soup, scores, verification)
 
 
@@ -174,16 +180,14 @@ def _is_worse(narrow: ScoredCandidate, wide: ScoredCandidate) -> bool:
 # --- beside the best ---------------------------------------------------------------------------------
 
 
-def _single_beside(
-    job: CookJob, proposal: Proposal, base_nll: np.ndarray, best: ScoredCandidate
-) -> SingleBeside | None:
+def _single_beside(job: CookJob, proposal: Proposal, base: Scores, best: ScoredCandidate) -> SingleBeside | None:
     """The best single adapter beside the base and the best soup; None where the soup is that adapter."""
     if proposal.single is None:
         return None
     (adapter,) = proposal.single.plan.ingredients
     if [ingredient.digest for ingredient in best.soup.ingredients] == [adapter.digest]:
         return None
-    single = _score(job, proposal.single, base_nll)
+    single = _score(job, proposal.single, base)
     ahead = paired_difference(best.scores.nll, single.scores.nll, best.scores.tokens)
     return SingleBeside(
         ref=adapter.ref,
@@ -195,9 +199,7 @@ def _single_beside(
     )
 
 
-def _noise_control(
-    job: CookJob, proposal: Proposal, base_nll: np.ndarray, best: ScoredCandidate
-) -> NoiseControl | None:
+def _noise_control(job: CookJob, proposal: Proposal, base: Scores, best: ScoredCandidate) -> NoiseControl | None:
     """Random adapters of the same sizes, weighed in the same way and compared with the base and the best soup."""
     if not proposal.noise:
         return None
@@ -209,7 +211,7 @@ def _noise_control(
     noise_nll = np.array([nll for scores in unseen for nll in scores.nll])
     if [count for scores in unseen for count in scores.tokens] != best.scores.tokens.tolist():
         raise Internal("noise and the soup were scored on different tokens")
-    gained = paired_difference(noise_nll, base_nll, best.scores.tokens)
+    gained = paired_difference(noise_nll, base.nll, best.scores.tokens)
     ahead = paired_difference(best.scores.nll, noise_nll, best.scores.tokens)
     return NoiseControl(
         difference=gained.difference,

@@ -48,7 +48,9 @@ class Vectors:
     data: bytes
     truncated: int = 0
     base_nll: np.ndarray | None = None
-    """The base model's NLL of each text, summed over tokens, where the encoder computes it."""
+    """The base model's NLL of each text, summed over its tokens, where the encoder computes it."""
+    base_tokens: np.ndarray | None = None
+    """The number of these tokens, by text."""
     source: np.ndarray | None = None
     """The index of the text of each unit; None for vectors that a client sent."""
 
@@ -220,6 +222,7 @@ def embed_texts(
         data=save_embeddings(embedded.vectors),
         truncated=embedded.truncated,
         base_nll=embedded.nll,
+        base_tokens=embedded.tokens,
         source=embedded.source,
     )
 

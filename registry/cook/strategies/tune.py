@@ -89,7 +89,7 @@ def propose(job: CookJob) -> Proposal | Outcome:
             Candidate("tuned", plan, trained=TrainedSoup(soup, tuned_scores, is_start=tensors is None)),
         ),
         search=_search_of(sample, tuning, tuned, seconds),
-        base_nll=np.array(tuned.base_nll),
+        base=Scores(np.array(tuned.base_nll), tokens),
     )
 
 

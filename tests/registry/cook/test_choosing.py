@@ -524,6 +524,13 @@ def test_several_candidates_without_a_search_are_refused(pool: ToyRegistry) -> N
         judge(job, Proposal((candidate, candidate)), Evidence())
 
 
+def test_losses_of_a_soup_and_the_base_over_different_tokens_are_not_compared(pool: ToyRegistry) -> None:
+    job = job_of(pool, 30)
+    vectors = replace(job.selection.vectors, base_tokens=job.selection.vectors.base_tokens + 1)
+    with pytest.raises(Internal, match="scored on different tokens"):
+        judge(replace(job, selection=replace(job.selection, vectors=vectors)), propose(job, "instant"), Evidence())
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 @MANY_OR_FEW
 def test_where_the_selector_abstains_weighing_proposes_its_own_and_others_need_ingredients(
