@@ -249,9 +249,12 @@ class _WeighingRun:
 
 
 def noise_like(tensors: Tensors, generator: np.random.Generator) -> dict[str, Tensor]:
-    """Random tensors of the same shapes, dtypes, means and standard deviations."""
-    noise = {}
-    for name in sorted(tensors):
+    """Random tensors of the same shapes, dtypes, means and standard deviations.
+
+    Houlsby's trained LayerNorms are unchanged: they replace the base's, which would not work with random ones.
+    """
+    noise = {name: tensor for name, tensor in tensors.items() if ".base_norm." in name}
+    for name in sorted(tensors.keys() - noise.keys()):
         original = tensors[name].double()
         values = torch.from_numpy(generator.standard_normal(tuple(original.shape)))
         noise[name] = (original.mean() + values * original.std(correction=0)).to(tensors[name].dtype)
