@@ -39,19 +39,21 @@ MAJORITY = 0.5
 class PromptChoice:
     """The model that answers a prompt: a mixture of `adapters`, weighted by their posteriors, best first.
 
-    If they cannot all be mixed, `model` leaves out the last ones; without adapters it is the base model. `novelty` is
-    the percentile of the prompt's distance to the adapters among the distances of their own samples' text.
+    If they cannot all be mixed, `model` leaves out the last ones; without adapters it is the base model. `best_share`
+    is the posterior of the first adapter before it is rounded, and `novelty` the percentile of the prompt's distance to
+    the adapters among the distances of their own samples' text.
     """
 
     model: ResolvedModel
     adapters: tuple[MixedAdapter, ...]
+    best_share: float
     novelty: float | None
 
     @property
     def single(self) -> str:
         """The adapter with most of the posterior; the base model if that is less than half, or the prompt is novel."""
         is_novel = self.novelty is not None and self.novelty >= NOVEL
-        is_clear = bool(self.adapters) and self.adapters[0].weight >= MAJORITY and not is_novel
+        is_clear = bool(self.adapters) and self.best_share >= MAJORITY and not is_novel
         return self.adapters[0].ref if is_clear else f"base/{self.model.base_id}"
 
 
@@ -98,7 +100,8 @@ def choose_for_prompt(services: Services, principal: Principal, texts: Sequence[
     adapters = tuple(MixedAdapter(ref=ref, weight=round(share, PLACES)) for ref, share in selection.shares.items())
     if base.shape.kind == "encoder":  # neither it nor its adapters answer with text
         adapters = ()
-    return PromptChoice(_model_of(services, principal, base_id, adapters), adapters, selection.novelty)
+    best_share = max(selection.shares.values(), default=0.0)
+    return PromptChoice(_model_of(services, principal, base_id, adapters), adapters, best_share, selection.novelty)
 
 
 def _model_of(

@@ -11,6 +11,7 @@ from registry.adapters import create, paper_config
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
 from registry.select.pools import FitTarget, enqueue_fit
+from registry.select.select import PromptSelection
 from registry.spec import PoolSpec, PosteriorSpec
 from tests.service.answers import answered, refusal
 from tests.service.http.stock import fit_selector, push_embedded
@@ -76,6 +77,16 @@ def test_a_route_is_the_choice_without_an_answer(fitted: World) -> None:
         answer = fitted.client.post("/v1/route", json={"texts": [prompt], "base_model": base_model}, headers=headers)
         assert f"no base model '{base_id}'" in refusal(answer, 404)
         assert answer.json()["error"]["param"] == "base_model"
+
+
+@pytest.mark.parametrize(("share", "model"), [(0.4953, f"base/{BASE_ID}"), (0.5, "acme/law@1")])
+def test_a_route_is_an_adapter_with_half_of_the_posterior_before_it_is_rounded(
+    fitted: World, monkeypatch: pytest.MonkeyPatch, share: float, model: str
+) -> None:
+    selection = PromptSelection({"acme/law@1": share, "acme/food@1": 0.4}, novelty=50.0)
+    monkeypatch.setattr("service.http.models.auto_model.select_for_prompt", lambda *_, **__: selection)
+    answer = fitted.client.post("/v1/route", json={"texts": ["x"]}, headers=key_of(fitted, "acme"))
+    assert (answered(answer)["model"], answer.json()["adapters"][0]["weight"]) == (model, 0.5)
 
 
 def test_adapters_that_cannot_be_mixed_leave_the_best_one(fitted: World) -> None:
