@@ -65,6 +65,8 @@ class Tuning(Frozen):
     seed: int
     dtype: str
     """The base model's."""
+    bos: Literal[False] | None = Field(default=None, exclude_if=not_set)
+    """False if the list of base models has `bos = false`. Older recipes do not record it."""
     target_modules: Literal["all-linear"] | None = Field(default=None, exclude_if=not_set)
     on_all_passages: Literal[True] | None = Field(default=None, exclude_if=not_set)
     """None in older recipes: their result was trained without the fold, if there was one."""

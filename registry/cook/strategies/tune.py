@@ -137,6 +137,7 @@ def _tuning(job: CookJob, sample: Sample, start: AdapterConfig) -> Tuning:
         max_tokens=options.max_tokens,
         seed=options.seed,
         dtype=job.base.entry.dtype,
+        bos=None if job.base.entry.bos else False,
         on_all_passages=True,
         target_modules="all-linear" if adds_modules else None,
     )

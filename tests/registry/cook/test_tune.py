@@ -170,6 +170,13 @@ def test_the_same_request_again_trains_nothing(pool):
     assert second.evidence.search == first.evidence.search
 
 
+def test_the_same_request_trains_anew_once_texts_begin_without_a_bos(pool):
+    assert tune(pool, "law").recipe.tuning.bos is None
+    pool.tiny.entry = pool.tiny.entry.model_copy(update={"bos": False})
+    cooked = tune(pool, "law")
+    assert (cooked.recipe.tuning.bos, cooked.cached, len(pool.tunings)) == (False, False, 2)
+
+
 def test_who_does_not_see_the_soup_of_an_equal_request_does_not_learn_that_there_is_one(pool):
     first = tune(pool, name="other/mine", scope=("acme", "other"))
     second = tune(pool, name="acme/yours", scope=("acme",))
