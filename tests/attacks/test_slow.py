@@ -13,10 +13,11 @@ from dataclasses import replace
 
 import pytest
 
+from service.http.requests import bodies
 from tests.attacks.attack import Attack, Outcome, each
 from tests.attacks.target import PATIENCE, Target, digest_of
 from tests.service.servers import serving
-from tests.service.sockets import until_closed
+from tests.service.sockets import read_until, until_closed
 
 DATA = b"x" * 1000
 Send = Callable[[socket.socket], None]
@@ -114,3 +115,18 @@ ATTACKS = (
 @each(ATTACKS)
 def test_it_is_cut_off(hasty: Target, attack: Attack) -> None:
     hasty.withstands(attack)
+
+
+def test_a_key_that_is_revoked_while_its_body_arrives_makes_no_other(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bodies, "SLOW_BODY_SECONDS", 0.0)
+    client, body = target.world.client, b'{"name": "lasting", "namespaces": null, "scopes": ["admin"]}'
+    stolen = client.post("/v1/keys", content=body, headers={"content-type": "application/json"}).json()
+    with closing(socket.create_connection(("127.0.0.1", target.port), timeout=PATIENCE)) as connection:
+        head = POST + f"expect: 100-continue\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        connection.sendall(head.replace(b"KEY", stolen["secret"].encode()))
+        read_until(connection, b"100 Continue\r\n\r\n")
+        assert client.delete(f"/v1/keys/{stolen['id']}").status_code == 200
+        connection.sendall(body)
+        assert read_until(connection, b"\r\n\r\n").startswith(b"HTTP/1.1 401 ")

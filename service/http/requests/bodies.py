@@ -8,6 +8,7 @@ route without a JSON body (blobs, GET) gets its body untouched, within the same 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from inspect import iscoroutinefunction
 from typing import Any
@@ -38,6 +39,8 @@ from service.settings import Settings
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 NO_BODY = object()
+SLOW_BODY_SECONDS = 1.0
+"""A body that takes longer is authenticated again when it is complete: its key may have been revoked meanwhile."""
 API_PREFIX, OPENAI_TAG = "/v1/", "inference"
 """Prefix of our own API, and the tag of the routes in it that OpenAI's API has too."""
 
@@ -189,9 +192,10 @@ async def read_body(
 ) -> bytearray:
     """Return the bytes of a body, counted for a key while they arrive; `check` is called with each piece.
 
-    Raises TooLarge (at once if Content-Length announces it), Busy, TooSlow, Cancelled, and what `check` raises.
+    Raises TooLarge (at once if Content-Length announces it), Busy, TooSlow, Cancelled, Unauthenticated if the key was
+    revoked while a slow body arrived, and what `check` raises.
     """
-    most, body = limit.bytes_of(settings), bytearray()
+    most, body, start = limit.bytes_of(settings), bytearray(), time.monotonic()
     account: Account = request.state.body_account
     check_announced(request.headers.get("content-length", ""), most, settings)
     try:
@@ -204,6 +208,8 @@ async def read_body(
             body += piece
     except ClientDisconnect as error:
         raise Cancelled("The client went away.") from error
+    if time.monotonic() - start >= SLOW_BODY_SECONDS:
+        request.state.principal = await request.state.authenticate_again(request.scope)
     return body
 
 
