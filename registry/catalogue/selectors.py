@@ -54,6 +54,10 @@ class Selectors(Repository[SelectorRow]):
             raise NotFound(f"There is no selector {id[:80]!r}, or this key does not see its pool.", param="id")
         return row
 
+    def is_visible(self, visible: Namespaces, id: str) -> bool:
+        """Return True if there is such a selector and its whole pool is visible."""
+        return self._exists(selectors.c.id == id, _visible(visible))
+
     def latest(self, pool_id: str, spec_digest: str) -> SelectorRow | None:
         """The selector that serves a pool and spec, None if there is none."""
         return self._first(SERVING.where(*_target(pool_id, spec_digest)))

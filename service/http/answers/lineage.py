@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, Namespaces
 from registry.names import NameRef, parse_ref
 from service.http.schemas.adapters import Child, Lineage, Parent
@@ -34,26 +35,33 @@ def lineage_of(services: Services, visible: Namespaces, row: AdapterRow) -> Line
         children = [
             Child(ref=child.ref, digest=child.digest) for child in catalogue.soups.children(row.digest, visible)
         ]
-        evidence = catalogue.soups.evidence(row.id)
+        evidence = [_visible_evidence(catalogue, entry, visible) for entry in catalogue.soups.evidence(row.id)]
     return Lineage(
         adapter=row.ref,
         recipe=None if recipe is None else recipe.recipe,
         rebuildable=None if recipe is None else recipe.recipe.tuning is None and not missing | lost,
         parents=parents,
         children=children,
-        evidence=[_visible_evidence(entry, visible) for entry in evidence],
+        evidence=evidence,
     )
 
 
-def _visible_evidence(evidence: Mapping[str, Any], visible: Namespaces) -> dict[str, Any]:
-    """Return evidence without selection and search results if they name adapters of other namespaces."""
-    selection, search = evidence.get("selection") or {}, evidence.get("search")
+def _visible_evidence(catalogue: Catalogue, evidence: Mapping[str, Any], visible: Namespaces) -> dict[str, Any]:
+    """Return evidence without selection and search results if they name or count adapters that are not visible.
+
+    Adapters that are only counted belong to the selector's pool.
+    """
+    selection, search = evidence.get("selection") or {}, evidence.get("search") or {}
     refs = [entry["ref"] for field in ("selected", "left_out") for entry in selection.get(field, ())]
-    refs += [entry["ref"] for field in ("candidates", "left_out") for entry in (search or {}).get(field, ())]
+    refs += [entry["ref"] for field in ("candidates", "left_out") for entry in search.get(field, ())]
     refs += evidence.get("not_yet_included", ())
-    if visible is None or all(_namespace(ref) in visible for ref in refs):
+    is_cut = selection.get("more_left_out") or search.get("more_left_out")
+    if visible is None or (
+        all(_namespace(ref) in visible for ref in refs)
+        and (not is_cut or catalogue.selectors.is_visible(visible, evidence.get("selector", "")))
+    ):
         return dict(evidence)
-    unnamed = {**search, "candidates": [], "left_out": [], "single": None} if search else None
+    unnamed = {**search, "candidates": [], "left_out": [], "more_left_out": {}, "single": None} if search else None
     return {**evidence, "selection": None, "search": unnamed, "not_yet_included": []}
 
 

@@ -373,31 +373,39 @@ class TestWhose:
             "theirs/open", seed=8, domain="hidden", provenance=DECLARED, sample={"texts": passages("code", 25, seed=9)}
         )
         client.wait_job(pushed["job"])
-        cooked = cook(world, sample=sample, selector={"kind": "uniform"}, name="acme/all", wait=60).json()
+        both = world.key(["read", "write"], ["acme", "theirs"])
+        cooked = cook(world, both, sample=sample, selector={"kind": "uniform"}, name="acme/all", wait=60).json()
         assert "hidden" in json.dumps(cooked["selection"])
         lineage = "/v1/adapters/acme/all/lineage"
         (whole,) = world.client.get(lineage).json()["evidence"]
         assert whole["selection"]["selected"]
-        (visible,) = world.client.get(lineage, headers=world.headers(world.key(["read"], ["acme"]))).json()["evidence"]
-        assert visible["selection"] is None
-        assert visible["sample"] == whole["sample"]
-        both = world.headers(world.key(["read"], ["acme", "theirs"]))
-        assert world.client.get(lineage, headers=both).json()["evidence"] == [whole]
+        with world.registry.database.write() as catalogue:
+            row = catalogue.adapters.resolve(None, parse_ref(cooked["model"]))
+            counted = {"selected": [], "left_out": [], "more_left_out": {"Out.": 1}}
+            cut = {**whole, "selection": {**whole["selection"], **counted}, "not_yet_included": []}
+            catalogue.soups.add_evidence(row.id, cooked["recipe_digest"], cut)
+        visible = world.client.get(lineage, headers=world.headers(world.key(["read"], ["acme"]))).json()["evidence"]
+        assert [entry["selection"] for entry in visible] == [None, None]
+        assert visible[0]["sample"] == whole["sample"]
+        listed, counted = world.client.get(lineage, headers=world.headers(both)).json()["evidence"]
+        assert (listed, counted["selection"]) == (whole, cut["selection"])
         world.client.delete("/v1/adapters/theirs/open")
 
     def test_nor_does_evidence_name_what_was_weighed(self, world: World) -> None:
         cooked = cook(world, recipe=by_hand("acme/court", "acme/code"), name="acme/weighed", wait=60).json()
         secret = {"ref": "theirs/secret@1", "domain": "hidden"}
-        search = {"candidates": [secret], "left_out": [secret], "single": secret, "trials": [{"way": "weighed"}]}
+        search = {"candidates": [secret], "left_out": [secret], "more_left_out": {"theirs": 1}, "single": secret}
         with world.runtime.services.registry.database.write() as catalogue:
             row = catalogue.adapters.resolve(None, parse_ref(cooked["model"]))
-            catalogue.soups.add_evidence(row.id, cooked["recipe_digest"], {"selection": None, "search": search})
+            body = {"selection": None, "search": {**search, "trials": [{"way": "weighed"}]}}
+            catalogue.soups.add_evidence(row.id, cooked["recipe_digest"], body)
         lineage = "/v1/adapters/acme/weighed/lineage"
         assert secret in world.client.get(lineage).json()["evidence"][-1]["search"]["candidates"]
         only = world.headers(world.key(["read"], ["acme"]))
         evidence = world.client.get(lineage, headers=only).json()["evidence"][-1]
         assert "theirs" not in json.dumps(evidence)
-        assert evidence["search"] == {"candidates": [], "left_out": [], "single": None, "trials": [{"way": "weighed"}]}
+        assert [evidence["search"][field] for field in search] == [[], [], {}, None]
+        assert evidence["search"]["trials"] == [{"way": "weighed"}]
 
     def test_the_gain_of_past_cooks_is_of_soups_that_a_key_sees(self, world: World) -> None:
         answer = cook(world, recipe=by_hand("acme/court", "theirs/secret"), name="theirs/tried", wait=60).json()

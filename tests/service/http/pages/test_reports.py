@@ -150,6 +150,8 @@ def stocked(world: World) -> World:
         world.push(name, seed=number + 1, domain=name[5:])
     evidence_bodies = [evidence(hostile=hostile).model_dump(mode="json") for hostile in ("too far", "too far")]
     evidence_bodies[-1]["selection"]["left_out"][0]["ref"] = "other/news@1"
+    for step in ("selection", "search"):  # the selector is not stored: nobody sees a pool of which more is only counted
+        evidence_bodies[0][step]["more_left_out"] = {}
     cook_soup(world, "acme/mix", {"acme/law": 1, "acme/food": 1}, *evidence_bodies)
     return world
 
