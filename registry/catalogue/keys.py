@@ -170,6 +170,10 @@ class Keys(Repository[KeyRow]):
         """The key with this id, None if there is none."""
         return self._first(select(keys).where(keys.c.id == id))
 
+    def is_revoked(self, id: str) -> bool:
+        """Return True if there is such a key and it is revoked."""
+        return self._exists(keys.c.id == id, keys.c.revoked_at.is_not(None))
+
     def secret_of(self, id: str) -> str:
         """The hash of a key's secret."""
         return str(self._connection.scalars(select(keys.c.secret_sha256).where(keys.c.id == id)).one())

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from registry.catalogue import Catalogue
-from registry.errors import Busy
+from registry.errors import Busy, Unauthenticated
 from registry.quotas import check_jobs, usual_seconds
 from service.services import Services
 from service.settings import Settings
@@ -17,7 +17,12 @@ from service.settings import Settings
 
 @contextmanager
 def job_limits(services: Services, catalogue: Catalogue, kind: str, *, key_id: str, namespace: str) -> Iterator[None]:
-    """Queue one job for a key in this context: raises Busy before, or RateLimitExceeded after it, beyond the limits."""
+    """Queue one job for a key in this context: raises Busy before, or RateLimitExceeded after it, beyond the limits.
+
+    Raises Unauthenticated if the key was revoked, perhaps while its request waited.
+    """
+    if catalogue.keys.is_revoked(key_id):
+        raise Unauthenticated("This key was revoked.")
     check_queue(catalogue, services.settings, kind, key_id)
     yield
     check_jobs(catalogue, services.registry.quotas, kind, key_id=key_id, namespace=namespace)

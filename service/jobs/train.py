@@ -142,8 +142,8 @@ def _refreshed(training: Training) -> Training:
 def _check_key(training: Training) -> None:
     """Raise Forbidden if the key was revoked; checked before the training and, hours later, before the push."""
     with training.services.registry.database.read() as catalogue:
-        key = catalogue.keys.find(training.context.row.created_by)
-    if key is not None and key.revoked_at is not None:
+        is_revoked = catalogue.keys.is_revoked(training.context.row.created_by)
+    if is_revoked:
         raise Forbidden("The key that asked for the training was revoked: ask again with another.")
 
 

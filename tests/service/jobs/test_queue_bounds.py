@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from registry.errors import Unauthenticated
 from registry.names import sha256_digest
+from registry.spec import CookRequest
+from service.access.keys import Principal
+from service.jobs.cook_requests import begin_cook
 from tests.service.answers import refusal
 from tests.service.passages import passages
 from tests.service.servers import BASE_ID, World
@@ -124,6 +128,13 @@ class TestRevoked:
         assert not world.registry.blobs.has(blob), "the cook's text is gone with it"
         entry = next(entry for entry in world.client.get("/v1/audit").json()["data"] if entry["action"] == "key.revoke")
         assert (entry["subject"], entry["detail"]["jobs_cancelled"]) == (key.id, 2)
+
+    def test_a_request_that_it_sent_before_is_not_queued(self, world: World) -> None:
+        key = Key(world)
+        principal = Principal(key.id, ("acme",), frozenset({"write"}))
+        key.revoke()
+        with pytest.raises(Unauthenticated, match="revoked"):
+            begin_cook(world.runtime.services, principal, CookRequest.model_validate({"recipe": RECIPE}))
 
     def test_what_another_key_asked_for_too_goes_on_for_that_one(self, world: World) -> None:
         first, second = Key(world), Key(world, "acme", "other")
