@@ -25,6 +25,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     func,
+    or_,
     select,
     update,
 )
@@ -218,8 +219,13 @@ class Jobs(Repository[JobRow]):
         return by_kind
 
     def count_active(self, kind: str, *, created_by: str | None = None) -> int:
-        """The number of queued and running jobs of a kind, of one key if `created_by` names it."""
-        return self._count(jobs, *matching(jobs, kind=kind, created_by=created_by), jobs.c.state.in_(ACTIVE))
+        """The number of queued and running jobs of a kind, of one key if `created_by` names it.
+
+        Fits that pushes enqueue do not count.
+        """
+        is_counted = or_(jobs.c.kind != "fit", jobs.c.arguments["asked"].as_boolean())
+        of_kind = matching(jobs, kind=kind, created_by=created_by)
+        return self._count(jobs, *of_kind, jobs.c.state.in_(ACTIVE), is_counted)
 
     def mean_seconds(self, kind: str, *, of_last: int = 20) -> float | None:
         """The mean duration in seconds of the last succeeded jobs of a kind; None if none has succeeded."""

@@ -58,7 +58,7 @@ def fits(target: Target) -> None:
     with target.world.runtime.database.write() as catalogue:
         for key in catalogue.keys.list():
             for _ in range(3):
-                catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by=key.id)
+                catalogue.jobs.enqueue("fit", {"asked": True}, namespace="acme", created_by=key.id)
 
 
 def cooks(target: Target) -> None:

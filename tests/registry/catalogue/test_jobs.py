@@ -196,10 +196,12 @@ def test_what_waits_and_runs_by_kind_and_key(catalogue):
     for namespace in ("acme", "acme", "other"):
         enqueue(catalogue, namespace=namespace)
     catalogue.jobs.enqueue("embed", {}, namespace="acme", created_by="key-2")
-    enqueue(catalogue, "fit")
+    for asked in (False, False, True):
+        catalogue.jobs.enqueue("fit", {"asked": asked}, namespace="acme", created_by="key-2")
     claim(catalogue, kinds=["embed"])
     jobs = catalogue.jobs
     assert (jobs.count_active("embed"), jobs.count_active("embed", created_by="key-2")) == (4, 1)
+    assert (jobs.count_active("fit"), jobs.count_active("fit", created_by="key-2")) == (1, 1), "refits do not count"
 
 
 def test_how_long_jobs_take_is_the_mean_of_those_that_succeeded(catalogue):

@@ -82,7 +82,7 @@ class TestBounds:
         world.push("acme/one", seed=1, sample={"texts": passages("court", 25)})
         with world.runtime.database.write() as catalogue:
             for _ in range(2):
-                catalogue.jobs.enqueue("fit", {}, namespace="acme", created_by=key.id)
+                catalogue.jobs.enqueue("fit", {"asked": True}, namespace="acme", created_by=key.id)
         assert "'fit'" in refusal(key.post("/v1/selectors", {"selector": {"kind": "gmm"}, "wait": 5}), 429)
         with world.runtime.database.write() as catalogue:
             for number in range(3):
