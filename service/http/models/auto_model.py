@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from fastapi import Request
+
 from registry.errors import Incompatible, InvalidParameter, InvalidPrompt, InvalidRecipe
 from registry.samples.sample import clean_sample
 from registry.select.select import select_for_prompt
@@ -18,6 +20,7 @@ from registry.selectors.novelty import NOVEL
 from registry.spec import PoolRequest
 from service.access.keys import Principal
 from service.http.models.inference_limits import limit_embeddings
+from service.http.models.metering import check_rates
 from service.http.models.mixture_names import mixture_name
 from service.http.models.named_models import ResolvedModel, language_model, mixture_of, resolve_model, sole_base
 from service.http.schemas.sampling import Sampling
@@ -62,10 +65,12 @@ def is_auto(services: Services, model: str) -> bool:
     return model == AUTO and services.settings.auto_model and AUTO not in services.bases
 
 
-def model_for(services: Services, principal: Principal, body: Sampling, texts: Sequence[str]) -> ResolvedModel:
+def model_for(
+    request: Request, services: Services, principal: Principal, body: Sampling, texts: Sequence[str]
+) -> ResolvedModel:
     """Return the model or mixture that a request names, or for `auto` the mixture that its texts are most like.
 
-    Raises as `language_model` does, and for `auto` as `choose_for_prompt`.
+    Raises as `language_model` does, and for `auto` as `check_rates` and `choose_for_prompt`.
     """
     if not is_auto(services, body.model):
         return language_model(services, principal, body.model, body.adapters)
@@ -80,6 +85,7 @@ def model_for(services: Services, principal: Principal, body: Sampling, texts: S
             "model.",
             param="model",
         )
+    check_rates(request, services, principal)  # before the texts are embedded
     return replace(choose_for_prompt(services, principal, texts, sole_base(services)).model, chosen=True)
 
 

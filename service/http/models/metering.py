@@ -25,7 +25,7 @@ from service.access.keys import Principal
 from service.engine import GenerateRequest, ScoreRequest
 from service.engine.fairness import ASSUMED_TOKENS
 from service.http.models.named_models import ResolvedModel
-from service.rates import Measure, Rates, SharedRates, Want, remaining_of
+from service.rates import Measure, Rates, SharedRates, Want, remaining_of, used_after
 from service.services import Services
 
 EngineRequest = TypeVar("EngineRequest", GenerateRequest, ScoreRequest)
@@ -76,6 +76,16 @@ def admit(
         }
         metered.append(replace(engine_request, adapter=adapter, on_end=partial(meter.on_end, charged, token_wants)))
     return metered
+
+
+def check_rates(request: Request, services: Services, principal: Principal) -> None:
+    """Raise RateLimitExceeded if the key's limits per minute have nothing left for any request; takes nothing."""
+    subject: Subject = ("key", principal.key_id)
+    with services.registry.database.read_autocommit() as catalogue:
+        limits = effective_limits(catalogue, services.registry.quotas, [subject])[subject]
+    wants = _wants(subject, limits, 1)
+    request.state.rate_headers = partial(_headers, services.rates, wants)
+    used_after(wants, services.rates.used(wants))
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ def _prepare(
     for message in body.messages:
         check_text(message.text, services.settings, param="messages")
     services.engine.check_admission(principal.key_id)  # what is refused costs nobody else's time
-    model = model_for(services, principal, body, [message.text for message in body.messages if message.role == "user"])
+    texts = [message.text for message in body.messages if message.role == "user"]
+    model = model_for(request, services, principal, body, texts)
     ids = tuple(model.base.tokenize(conversation(model, body), bos=None if body.add_special_tokens else False))
     ends = () if model.base.turn_id is None else (model.base.turn_id,)
     admitted = admit(request, services, principal, [(model, _engine_request(body, model, ids, principal, ends))])

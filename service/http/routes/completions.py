@@ -55,7 +55,9 @@ def _prepare(
     for prompt in body.prompts:
         check_text(prompt, services.settings, param="prompt")
     services.engine.check_admission(principal.key_id)  # what is refused costs nobody else's time
-    model = model_for(services, principal, body, [prompt for prompt in body.prompts if isinstance(prompt, str)])
+    model = model_for(
+        request, services, principal, body, [prompt for prompt in body.prompts if isinstance(prompt, str)]
+    )
     prompts = [_prompt(model, prompt, special=body.add_special_tokens) for prompt in body.prompts]
     engine_requests = _engine_requests(body, model, prompts, principal)
     admitted = admit(request, services, principal, [(model, engine_request) for engine_request in engine_requests])

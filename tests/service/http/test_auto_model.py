@@ -139,6 +139,18 @@ def test_without_text_nothing_can_be_chosen(fitted: World, prompt: Any) -> None:
     assert "chosen by the text of the prompt" in refusal(ask(fitted, prompt), 400)
 
 
+def test_nothing_is_chosen_for_a_key_beyond_its_rate_limit(fitted: World) -> None:
+    key = fitted.client.post("/v1/keys", json={"name": "k", "namespaces": ["acme"], "scopes": ["infer"]}).json()
+    fitted.client.patch(f"/v1/keys/{key['id']}/limits", json={"requests_per_minute": 1})
+    answer, refused = (
+        fitted.client.post("/v1/completions", json={**REQUEST, "prompt": prompt}, headers=fitted.headers(key["secret"]))
+        for prompt in (SAMPLES["law"][7], "  ")  # a choice would refuse the second
+    )
+    assert refs(answered(answer)["model"])[0] == "acme/law@1"
+    assert "1 requests a minute; 0 are left" in refusal(refused, 429)
+    assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+
+
 def test_where_nothing_was_fitted_it_says_what_to_do(fitted: World) -> None:
     headers = key_of(fitted, "other")
 
