@@ -103,7 +103,7 @@ class Keys(Repository[KeyRow]):
         Only the namespaces of other keys are read. Raises InvalidParameter for an invalid cursor.
         """
         ids: builtins.list[str] = []
-        last = None if cursor is None else self._position(cursor)
+        last = None if cursor is None else self._position(cursor, manages)
         while len(ids) <= limit:
             query = select(keys.c.id, keys.c.created_at, keys.c.namespaces).order_by(*OLDEST).limit(BATCH)
             rows = self._connection.execute(query if last is None else query.where(_after(*last))).all()
@@ -114,10 +114,10 @@ class Keys(Repository[KeyRow]):
         page = self._all(select(keys).where(keys.c.id.in_(ids[:limit])).order_by(*OLDEST))
         return Page(rows=tuple(page), next_cursor=write_cursor(ids[limit - 1]) if len(ids) > limit else None)
 
-    def _position(self, cursor: str) -> tuple[datetime, str]:
+    def _position(self, cursor: str, manages: Callable[[Namespaces], bool]) -> tuple[datetime, str]:
         """The position of a cursor's key in the order of OLDEST; keys are never removed."""
         row = self.find(read_cursor(cursor))
-        if row is None:
+        if row is None or not manages(row.namespaces):  # tells nobody whether another tenant's key exists
             raise no_cursor()
         return row.created_at, row.id
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -53,8 +54,9 @@ def test_keys_have_pages_and_a_client_that_knows_none_gets_all(world: World) -> 
     visible_ids = {key["id"] for key in everything["data"]}
     assert {mine["id"], *created_ids[1::2]} <= visible_ids
     assert visible_ids.isdisjoint(created_ids[::2])
-    for wrong in ({"cursor": "nonsense"}, {"limit": 10_000}):
-        assert world.client.get("/v1/keys", params=wrong).status_code == 400
+    foreign = base64.urlsafe_b64encode(f"after:{created_ids[0]}".encode()).decode()
+    for wrong in ({"cursor": "nonsense"}, {"cursor": foreign}, {"limit": 10_000}):
+        assert world.client.get("/v1/keys", params=wrong, headers=headers).status_code == 400
     assert world.client.get("/v1/audit", params={"cursor": "nonsense"}).status_code == 400
 
 
