@@ -196,8 +196,8 @@ def test_what_waits_and_runs_by_kind_and_key(catalogue):
     for namespace in ("acme", "acme", "other"):
         enqueue(catalogue, namespace=namespace)
     catalogue.jobs.enqueue("embed", {}, namespace="acme", created_by="key-2")
-    for asked in (False, False, True):
-        catalogue.jobs.enqueue("fit", {"asked": asked}, namespace="acme", created_by="key-2")
+    for is_requested in (False, False, True):
+        catalogue.jobs.enqueue("fit", {"asked": is_requested}, namespace="acme", created_by="key-2")
     claim(catalogue, kinds=["embed"])
     jobs = catalogue.jobs
     assert (jobs.count_active("embed"), jobs.count_active("embed", created_by="key-2")) == (4, 1)
