@@ -12,11 +12,12 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from typer.models import OptionInfo
+from typer.models import OptionInfo, ParameterInfo
 
-from adaptersoup.cli.flags import Flags, ParsedFlags, keyword
+from adaptersoup.cli.flags import Flags, ParsedFlags, keyword, nonempty_path
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -34,6 +35,8 @@ def as_command(
 ) -> Callable[..., None]:
     """Give `run` the options of these parameters as its signature, and the name and docstring of `like`."""
     options = options_of(parameters)
+    for option in options:
+        _refuse_empty_path(option.annotation)
     run.__name__, run.__doc__ = like.__name__, like.__doc__
     run.__annotations__ = {option.name: option.annotation for option in options}
     run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
@@ -99,3 +102,16 @@ def _in_section(hint: Any, group: Any) -> Any:
         if isinstance(option, OptionInfo):
             option.rich_help_panel = option.rich_help_panel or section
     return Annotated[(kind, *options)]
+
+
+def _refuse_empty_path(annotation: Any) -> None:
+    """Let an option or argument for paths refuse an empty text, which typer takes for the current folder."""
+    kind, *metadata = get_args(annotation) or (None,)
+    for value in metadata:
+        if isinstance(value, ParameterInfo) and _has_paths(kind):
+            value.parser = nonempty_path
+
+
+def _has_paths(kind: Any) -> bool:
+    """Return True for Path, a list of them, and a union with either."""
+    return kind is Path or any(map(_has_paths, get_args(kind)))

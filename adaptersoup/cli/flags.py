@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf
+from pathlib import Path
 from types import GenericAlias, NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -200,6 +201,13 @@ def _minimum(field: FieldInfo) -> int | None:
 def base_id(value: str | None) -> str | None:
     """The id of a base model, which may be typed as `base/<id>` too."""
     return None if value is None else value.removeprefix("base/")
+
+
+def nonempty_path(text: str) -> Path:
+    """The path of an option or argument; raises BadParameter for an empty one."""
+    if not text:
+        raise typer.BadParameter("The path is empty: leave it out, or write . for the current folder.")
+    return Path(text)
 
 
 def number_or_default(text: str) -> int:

@@ -8,11 +8,13 @@ from typing import Annotated
 
 import typer
 
+from adaptersoup.cli.commands import command
 from adaptersoup.cli.output import answer
 from adaptersoup.cli.setting_flags import settings_of
 from service.settings import Settings
 
 
+@command
 def migrate(
     data_folder: Annotated[Path | None, typer.Option("--data", help="Folder of the database (SOUP_DATA).")] = None,
     database_url: Annotated[

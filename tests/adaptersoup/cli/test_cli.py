@@ -216,6 +216,7 @@ def test_a_verb_that_is_none(soup: Soup) -> None:
         *(["keys", "create", "guest", "--expires", end] for end in ("soon", "d", "-3d", "99999999999d", "2031-13-01")),
         ["audit", "--until", "soon"],
         *([*SUBMIT, "--method", "lora", "--targets", targets] for targets in ("", " ,")),
+        *([*verb, ""] for verb in (["push"], ["cook", "--sample"], ["serve", "--data"], ["migrate", "--data"])),
     ],
 )
 def test_usage_errors_are_2_and_send_nothing(soup: Soup, server: Server, sample: Path, args: list[str]) -> None:
