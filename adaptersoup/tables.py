@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import shutil
 import textwrap
+import unicodedata
 from collections.abc import Iterator, Sequence
 
 DEFAULT_WIDTH = 100
@@ -15,13 +16,18 @@ DEFAULT_WIDTH = 100
 MIN_BROKEN_WIDTH = 12
 """Narrowest column whose words are broken, unless the table fits in no other way."""
 
+BIDI_CONTROLS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Characters that turn the order of letters around. Others without a glyph, such as joiners, belong to words."""
+
+
+def is_harmless(character: str) -> bool:
+    """Return False for control characters, line separators, BIDI_CONTROLS, and what is no character at all."""
+    return unicodedata.category(character) not in ("Cc", "Cs", "Cn", "Zl", "Zp") and character not in BIDI_CONTROLS
+
 
 def one_line(text: str) -> str:
-    """Foreign text as a single line, with characters that do not print shown as `?`.
-
-    A terminal acts on control characters, and some of Unicode's turn the order of letters around.
-    """
-    return "".join(c if c.isprintable() else "?" for c in text)
+    """Foreign text as a single line, with characters on which a terminal acts shown as `?`."""
+    return "".join(c if is_harmless(c) else "?" for c in text)
 
 
 def table_width() -> int:

@@ -13,7 +13,7 @@ from rich import progress as rich
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from adaptersoup.tables import table_width
+from adaptersoup.tables import is_harmless, table_width
 from registry.progress import Progress, silent
 
 
@@ -34,9 +34,9 @@ def write(text: str) -> None:
 
 
 def as_json(value: Any, *, lines: bool = False) -> None:
-    """Print a JSON document on stdout, on one line with `lines`; characters that do not print are escaped."""
+    """Print a JSON document on stdout, on one line with `lines`; control characters are escaped."""
     text = json.dumps(value, indent=None if lines else 2, ensure_ascii=False)
-    typer.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
+    typer.echo("".join(c if is_harmless(c) or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
 def answer(value: Any, *lines: str, json: bool, note: str = "") -> None:
@@ -52,7 +52,7 @@ def answer(value: Any, *lines: str, json: bool, note: str = "") -> None:
 
 def harmless(text: str) -> str:
     """Text with control characters other than line ends and tabs replaced by `?`, safe for a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text.replace("\r\n", "\n"))
+    return "".join(c if is_harmless(c) or c in "\n\t" else "?" for c in text.replace("\r\n", "\n"))
 
 
 def data_width() -> int | None:
