@@ -145,7 +145,7 @@ class AsyncClient(AsyncOperatorCalls):
 
     async def delete_alias(self, name: str, alias: str) -> None:
         """Remove an alias of `namespace/name`."""
-        await self._http.send("DELETE", alias_path(name, alias))
+        await self._http.delete_alias(name, alias)
 
     async def delete_adapter(self, ref: str) -> list[Listed]:
         """Retire all live versions of a name, or the one that `@version` names; returns the retired versions."""

@@ -101,8 +101,7 @@ class AsyncOperatorCalls(AsyncClosing):
         self, *, since: datetime | None = None, until: datetime | None = None, **filters: str | None
     ) -> str:
         """All entries of the audit log that match, as CSV."""
-        params = {**filters, **iso_dates({"since": since, "until": until}), "format": "csv"}
-        return (await self._http.send("GET", "/v1/audit", params=params)).text
+        return await self._http.csv("/v1/audit", {**filters, **iso_dates({"since": since, "until": until})})
 
     async def namespace(self, namespace: str) -> Namespace:
         """The settings of a namespace, and their etag."""
@@ -142,8 +141,7 @@ class AsyncOperatorCalls(AsyncClosing):
 
     async def usage_csv(self, *, by: Sequence[str] = (), **filters: str | None) -> str:
         """All rows of `usage` that match, as CSV."""
-        params = {**filters, "by": by or None, "format": "csv"}
-        return (await self._http.send("GET", "/v1/usage", params=params)).text
+        return await self._http.csv("/v1/usage", {**filters, "by": by or None})
 
     async def ready(self) -> Ready:
         """The answer of /readyz; raises Unavailable while the server is not ready."""

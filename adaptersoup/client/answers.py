@@ -38,6 +38,7 @@ BY_STATUS: dict[int, type[SoupError]] = {
 """Errors for answers without an error code of ours: those of a proxy, and the empty ones to HEAD."""
 DOWNLOAD_ELSEWHERE = 307
 """Status of a download that a server with an object store redirects to its bucket."""
+NO_CONTENT = 204
 MAX_FITS = 5
 LONGEST_EMBEDDING = 3600
 """Seconds to wait for the samples of a pool of which none is embedded yet."""
@@ -79,6 +80,15 @@ def translated(base_url: str) -> Iterator[None]:
         raise Unavailable(
             f"The connection to {base_url} broke ({str(error) or type(error).__name__}); try again."
         ) from error
+
+
+def check_ours(response: httpx2.Response, is_ours: bool) -> None:
+    """Raise Unavailable for a success that is another server's, such as the page of a proxy."""
+    if not is_ours:
+        raise Unavailable(
+            f"{response.request.method} {response.request.url} was not answered by an AdapterSoup server; a proxy in "
+            "front of it may have answered."
+        )
 
 
 def object_of(response: httpx2.Response) -> Json:

@@ -109,10 +109,6 @@ class SoupClient(Calls):
         """Point an alias of `namespace/name` at a version; with `if_match` only if that is its etag."""
         return self.json("PUT", alias_path(name, alias), json={"version": version}, headers=if_match_header(if_match))
 
-    def delete_alias(self, name: str, alias: str) -> None:
-        """Remove an alias of `namespace/name`."""
-        self.send("DELETE", alias_path(name, alias))
-
     def delete_adapter(self, ref: str) -> list[Json]:
         """Retire all live versions of a name, or the one that `@version` names; returns the retired versions."""
         return self.data("DELETE", self.named_path(ref))
@@ -347,8 +343,7 @@ class SoupClient(Calls):
 
     def audit_csv(self, *, since: datetime | None = None, until: datetime | None = None, **filters: str | None) -> str:
         """All entries of the audit log that match, as CSV."""
-        params = {**filters, **iso_dates({"since": since, "until": until}), "format": "csv"}
-        return self.send("GET", "/v1/audit", params=params).text
+        return self.csv("/v1/audit", {**filters, **iso_dates({"since": since, "until": until})})
 
     def namespace(self, namespace: str) -> Json:
         """The settings of a namespace, and their etag."""
@@ -374,4 +369,4 @@ class SoupClient(Calls):
 
     def usage_csv(self, *, by: Sequence[str] = (), **filters: str | None) -> str:
         """All rows of `usage` that match, as CSV."""
-        return self.send("GET", "/v1/usage", params={**filters, "by": by or None, "format": "csv"}).text
+        return self.csv("/v1/usage", {**filters, "by": by or None})

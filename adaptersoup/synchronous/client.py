@@ -145,7 +145,7 @@ class Client(OperatorCalls):
 
     def delete_alias(self, name: str, alias: str) -> None:
         """Remove an alias of `namespace/name`."""
-        self._http.send("DELETE", alias_path(name, alias))
+        self._http.delete_alias(name, alias)
 
     def delete_adapter(self, ref: str) -> list[Listed]:
         """Retire all live versions of a name, or the one that `@version` names; returns the retired versions."""

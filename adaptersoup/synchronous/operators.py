@@ -99,8 +99,7 @@ class OperatorCalls(Closing):
 
     def audit_csv(self, *, since: datetime | None = None, until: datetime | None = None, **filters: str | None) -> str:
         """All entries of the audit log that match, as CSV."""
-        params = {**filters, **iso_dates({"since": since, "until": until}), "format": "csv"}
-        return (self._http.send("GET", "/v1/audit", params=params)).text
+        return self._http.csv("/v1/audit", {**filters, **iso_dates({"since": since, "until": until})})
 
     def namespace(self, namespace: str) -> Namespace:
         """The settings of a namespace, and their etag."""
@@ -136,8 +135,7 @@ class OperatorCalls(Closing):
 
     def usage_csv(self, *, by: Sequence[str] = (), **filters: str | None) -> str:
         """All rows of `usage` that match, as CSV."""
-        params = {**filters, "by": by or None, "format": "csv"}
-        return (self._http.send("GET", "/v1/usage", params=params)).text
+        return self._http.csv("/v1/usage", {**filters, "by": by or None})
 
     def ready(self) -> Ready:
         """The answer of /readyz; raises Unavailable while the server is not ready."""

@@ -12,7 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from adaptersoup.client.answers import path_segment
+from adaptersoup.client.answers import check_ours, path_segment
 from adaptersoup.client.paths import adapter_path
 from adaptersoup.client.synchronous.connection import Connection
 from adaptersoup.client.uploading import BINARY, PASSING, TRIES, UPLOADS, Upload, pause_after
@@ -31,9 +31,10 @@ class Blobs(Connection):
     def has_blob(self, digest: str) -> bool:
         """Return True if the server has the blob, whole, and this key sees it. Sending a damaged one repairs it."""
         try:
-            self.send("HEAD", f"/v1/blobs/{digest}")
+            response = self.send("HEAD", f"/v1/blobs/{digest}")
         except (NotFound, Internal):
             return False
+        check_ours(response, digest in response.headers.get("etag", ""))
         return True
 
     def upload(
@@ -65,7 +66,7 @@ class Blobs(Connection):
                 self._send_in_parts(source, upload, anew=anew)
                 return digest
             body = source if isinstance(source, bytes) else directly(source.read_bytes)
-            self.send("PUT", f"/v1/blobs/{digest}", body=body, headers=BINARY)
+            self.json("PUT", f"/v1/blobs/{digest}", body=body, headers=BINARY)
         report(size, size, name)
         return digest
 
@@ -134,7 +135,7 @@ class Blobs(Connection):
             self.send("PATCH", path, body=chunk, headers={**BINARY, "content-range": span}, repeat=False)
             upload.offset += len(chunk)
             upload.progress(upload.offset)
-        self.send("PUT", path, params={"digest": upload.digest}, repeat=False)
+        self.json("PUT", path, params={"digest": upload.digest}, repeat=False)
 
     def _open_upload(self, upload: Upload) -> str:
         """The path of the unfinished upload with the most bytes, or of a new one; sets `upload.offset`."""

@@ -14,13 +14,15 @@ from adaptersoup.client.answers import (
     DONE,
     LONGEST_EMBEDDING,
     MAX_FITS,
+    NO_CONTENT,
     Json,
+    check_ours,
     check_succeeded,
     path_segment,
     report_progress,
     result_in,
 )
-from adaptersoup.client.paths import adapter_path, body_of_request, job_path
+from adaptersoup.client.paths import adapter_path, alias_path, body_of_request, job_path
 from adaptersoup.client.synchronous.blobs import Blobs
 from adaptersoup.client.waiting import directly
 from registry.errors import Busy, DamagedBlob, Unavailable
@@ -135,6 +137,11 @@ class Calls(Blobs):
     def push(self, manifest: Manifest) -> Json:
         """Push an adapter by its manifest (201, or 200 if stored): an Adapter object with `job` and `warnings`."""
         return self.json("POST", "/v1/adapters", json=manifest.model_dump(mode="json", exclude_none=True))
+
+    def delete_alias(self, name: str, alias: str) -> None:
+        """Remove an alias of `namespace/name`."""
+        response = self.send("DELETE", alias_path(name, alias))
+        check_ours(response, response.status_code == NO_CONTENT)
 
     def with_files(
         self,

@@ -18,6 +18,7 @@ from adaptersoup.client.answers import (
     DOWNLOAD_ELSEWHERE,
     Json,
     check_open,
+    check_ours,
     check_redirected,
     drop_none,
     error_of,
@@ -135,6 +136,12 @@ class Connection(Closing):
     def data(self, method: str, path: str, **request: Any) -> list[Json]:
         """The rows of an answer that is a complete list; arguments are those of `send`."""
         return rows_of(self.json(method, path, **request))
+
+    def csv(self, path: str, filters: Mapping[str, str | Sequence[str] | None]) -> str:
+        """All rows of a path, as CSV."""
+        response = self.send("GET", path, params={**filters, "format": "csv"})
+        check_ours(response, response.headers.get("content-type", "").startswith("text/csv"))
+        return response.text
 
     def rows(
         self,

@@ -434,7 +434,9 @@ def test_without_a_sample_it_says_so(soup: Soup, server: Server, folder: Path) -
 
 def test_a_job_that_is_waited_for_is_named(soup: Soup, server: Server, sample: Path) -> None:
     blob = f"sha256:{hashlib.sha256(sample.read_bytes()).hexdigest()}"
-    server.on(f"HEAD /v1/blobs/{blob}", ok({})).on("POST /v1/trainings", ok(job("queued", kind="train"), 202))
+    server.on(f"HEAD /v1/blobs/{blob}", ok({}, etag=f'"{blob}"')).on(
+        "POST /v1/trainings", ok(job("queued", kind="train"), 202)
+    )
     server.job_ends(result={"adapter": "team/law@1", "warnings": []})
     command = ("train", "submit", "--texts", sample, "--name", "team/law", "--base", "tiny")
     code, out, err = soup(*command)
@@ -1145,7 +1147,8 @@ def test_results_of_several_base_models_are_not_mixed(soup: Soup, server: Server
 
 def test_lines_of_csv_are_whole_on_a_terminal(soup: Soup, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    server.on("GET /v1/usage", httpx2.Response(200, text="day,requests\r\n2030-01-31,1\r\n"))
+    csv = {"content-type": "text/csv"}
+    server.on("GET /v1/usage", httpx2.Response(200, text="day,requests\r\n2030-01-31,1\r\n", headers=csv))
     assert soup("usage", "--csv")[1] == "day,requests\n2030-01-31,1\n"
 
 

@@ -45,7 +45,7 @@ class Store:
         path, digest = request.url.path, request.url.params.get("digest", "")
         id = path.rpartition("/")[2]
         if request.method == "HEAD":
-            return httpx2.Response(200 if id in self.blobs else 404)
+            return httpx2.Response(200 if id in self.blobs else 404, headers={"etag": f'"{id}"'})
         if request.method == "POST":
             body = httpx2.Response(200, content=request.content).json()
             id = f"upload-{len(self.uploads)}"
