@@ -86,16 +86,18 @@ def check_ours(response: httpx2.Response, is_ours: bool) -> None:
     """Raise Unavailable for a success that is another server's, such as the page of a proxy."""
     if not is_ours:
         raise Unavailable(
-            f"{response.request.method} {response.request.url} was not answered by an AdapterSoup server; a proxy in "
-            "front of it may have answered."
+            f"{response.request.method} {response.request.url} was not answered by an AdapterSoup server: check the "
+            "address, and any proxy in front of the server."
         )
 
 
 def object_of(response: httpx2.Response) -> Json:
-    """The JSON object of an answer; raises Unavailable if the body is something else."""
+    """The JSON object of an answer; raises Unavailable if the body is something else.
+
+    Under /v1/ each has the field `object`, which names its kind.
+    """
     value = _parsed(response.text)
-    if not isinstance(value, dict):
-        raise Unavailable(f"{response.request.url} did not answer with JSON: is it an AdapterSoup server?")
+    check_ours(response, isinstance(value, dict) and ("object" in value or "/v1/" not in response.request.url.path))
     return value
 
 

@@ -324,7 +324,7 @@ ANSWERS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "HEAD": ("404 Not Found", {}),
-    "PUT": ("201 Created", {}),
+    "PUT": ("201 Created", {"object": "blob"}),
     "POST": ("202 Accepted", {"object": "job", "id": "job-1", "kind": "train", "state": "queued", "error": None}),
 }
 """What a server answers that knows one adapter and no blob, and takes blobs and trainings."""

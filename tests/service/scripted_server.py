@@ -50,7 +50,8 @@ class Server:
 
 
 def ok(value: Any, status: int = 200, **headers: str) -> httpx2.Response:
-    return httpx2.Response(status, json=value, headers=headers)
+    """An answer with this JSON object, whose kind is `answer` unless it names one."""
+    return httpx2.Response(status, json={"object": "answer", **value}, headers=headers)
 
 
 def refusal(status: int, code: str, message: str, **more: Any) -> httpx2.Response:

@@ -969,7 +969,7 @@ class TestCompare:
 
 
 def completion(text: str) -> dict[str, Any]:
-    return {"choices": [{"text": text}]}
+    return {"object": "text_completion", "choices": [{"text": text}]}
 
 
 def test_models_of_another_kind_of_server_are_one_sentence(soup: Soup, server: Server) -> None:
@@ -1032,6 +1032,7 @@ def test_stdin_that_is_no_utf_8_is_one_sentence(soup: Soup, monkeypatch: pytest.
 
 def test_ppl(soup: Soup, server: Server, sample: Path) -> None:
     answer = {
+        "object": "perplexity",
         "perplexity": 12.5,
         "mean_nll": 2.5257,
         "standard_error": 0.01,
@@ -1088,6 +1089,7 @@ def test_a_key_that_expires(soup: Soup, server: Server) -> None:
 
 def test_keys_are_listed_and_revoked(soup: Soup, server: Server) -> None:
     key = {
+        "object": "key",
         "id": "k1",
         "name": "ci",
         "prefix": "sk-soup-abcd",

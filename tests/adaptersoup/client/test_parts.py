@@ -14,6 +14,7 @@ from adaptersoup.client.client import SoupClient
 from adaptersoup.client.uploading import LONGEST_PAUSE, TRIES
 from registry.errors import Busy, Cancelled, DigestMismatch, Forbidden, Unavailable
 from registry.names import sha256_digest
+from tests.service.scripted_server import ok
 
 DATA = bytes(range(250))
 DIGEST = sha256_digest(DATA)
@@ -50,10 +51,10 @@ class Store:
             body = httpx2.Response(200, content=request.content).json()
             id = f"upload-{len(self.uploads)}"
             self.uploads[id] = (body, b"")
-            return httpx2.Response(202, json={"id": id, "offset": 0, **body})
+            return ok({"id": id, "offset": 0, **body}, 202)
         if path == "/v1/blobs/uploads":
             rows = [{"id": id, "offset": len(received), **body} for id, (body, received) in self.uploads.items()]
-            return httpx2.Response(200, json={"data": [row for row in rows if row["digest"] == digest]})
+            return ok({"data": [row for row in rows if row["digest"] == digest]})
         if id not in self.uploads:
             return refusal(404, "not_found")
         if request.method == "DELETE":
@@ -63,13 +64,13 @@ class Store:
         if request.method == "PUT":
             assert sha256_digest(received) == digest
             self.blobs[digest] = self.uploads.pop(id)[1]
-            return httpx2.Response(201, json={})
+            return ok({}, 201)
         match = re.fullmatch(r"(\d+)-(\d+)", request.headers["content-range"])
         assert len(request.content) == int(match[2]) + 1 - int(match[1])
         if int(match[1]) != len(received):
             return refusal(416, "wrong_offset")
         self.uploads[id] = (body, received + request.content)
-        return httpx2.Response(202, json={})
+        return ok({}, 202)
 
 
 def once(number: int, answer: Callable[[httpx2.Request], httpx2.Response | None]) -> Any:
@@ -107,7 +108,7 @@ def test_parts_one_after_the_other(source: bytes | Path) -> None:
 
 
 def test_what_is_small_goes_in_one_request() -> None:
-    server = Store(lambda request: httpx2.Response(201, json={}) if request.method == "PUT" else None)
+    server = Store(lambda request: ok({}, 201) if request.method == "PUT" else None)
     server.client(part_bytes=250).upload(DATA)
     assert server.log == ["HEAD", "PUT"]
 
