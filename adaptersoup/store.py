@@ -147,7 +147,7 @@ class Store(Closing):
         )
         if pushed.job is not None:
             self._embedding_jobs.add(pushed.job)
-        return self.adapter(pushed)
+        return self.adapter(pushed).model_copy(update={"warnings": pushed.warnings})
 
     def adapter(self, model: Model) -> Adapter:
         """A stored adapter or soup, with its provenance."""

@@ -99,6 +99,12 @@ def test_what_was_pushed_is_listed(store: Store) -> None:
     ]
 
 
+def test_the_warnings_of_a_push_are_in_its_value(store: Store, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pushed = store.adapter("team/court").model_copy(update={"warnings": ["The sample is small."]})
+    monkeypatch.setattr(store.client, "push", lambda *_, **__: pushed)
+    assert store.push(folders / "court", name="team/court").warnings == ["The sample is small."]
+
+
 def test_a_selection_right_after_pushing_has_all_that_was_pushed(store: Store) -> None:
     selection = store.select(passages("court", 20, seed=1))
     assert [selected.ref for selected in selection.selection.selected] == ["team/court@1"]
