@@ -69,6 +69,7 @@ def locked(folder: Path, conflict: str) -> Iterator[None]:
         if created and _is_current(handle, folder):
             with suppress(OSError):  # something was saved
                 folder.rmdir()
+        fcntl.flock(handle, fcntl.LOCK_UN)  # a forked child may have the folder open still
         os.close(handle)
 
 

@@ -54,7 +54,10 @@ def owned(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may have the file open still
 
 
 def _close_to_others(folder: Path) -> None:

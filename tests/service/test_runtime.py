@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -29,6 +32,7 @@ from service.operations.storage import owned
 from service.runtime import Runtime
 from service.settings import Settings
 from tests.service.servers import running, write_bases
+from training.checkpoint import locked
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +80,18 @@ def test_a_folder_that_cannot_be_closed_is_told_of(
     [message] = [record.getMessage() for record in caplog.records if record.name == "soup.storage"]
     assert "open to other users" in message
     assert "mode 0755" in message
+
+
+@pytest.mark.parametrize("lock", [owned, partial(locked, conflict="It is locked.")], ids=["data", "checkpoint"])
+def test_a_lock_ends_although_a_forked_child_has_its_file(
+    tmp_path: Path, lock: Callable[[Path], AbstractContextManager[None]]
+) -> None:
+    with lock(tmp_path):
+        files = [file for file in Path("/proc/self/fd").iterdir() if file.resolve().is_relative_to(tmp_path)]
+        copies = [os.dup(int(file.name)) for file in files]
+    with lock(tmp_path):
+        assert len(copies) == 1
+    os.close(copies[0])
 
 
 def test_a_data_folder_that_cannot_be_one_is_named(tmp_path: Path) -> None:
