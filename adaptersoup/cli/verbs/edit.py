@@ -110,7 +110,7 @@ def edit(
         with failed.of(row["ref"]):
             if _differs(row, changes):
                 outdated.append(row)
-    if (confirmation.dry_run or not refs) and not confirmation.confirm("changed", outdated):
+    if outdated and (confirmation.dry_run or not refs) and not confirmation.confirm("changed", outdated):
         remote.answer({"object": "list", "data": outdated}, *(str(row["ref"]) for row in outdated))
         failed.end()
         return

@@ -575,6 +575,11 @@ def test_edit_changes_the_others_if_a_card_is_full_or_of_a_newer_server(soup: So
 # --- choosing -------------------------------------------------------------------------------------
 
 
+def test_edit_by_filters_of_versions_that_need_no_change_asks_nothing(soup: Soup, server: Server) -> None:
+    server.on("GET /v1/adapters", ok({"data": [ADAPTER]}))
+    assert soup("edit", "--namespace", "team", "--add-tag", "a") == (0, "", "No version needs a change.\n")
+
+
 def test_only_flags_that_were_given_are_in_the_value() -> None:
     values = {"encoder": None, "paper": True, "pool_namespace": [], "base": "tiny", "max_ingredients": 0}
     flags = ParsedFlags(FLAGS, {**values, "set": ["x=1"]})
