@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from adaptersoup.requests import Text, check_texts
 from adaptersoup.synchronous.client import Client
 from adaptersoup.values import Cell, Perplexity, Soup, Table, Tabular
-from registry.errors import InvalidParameter, NotFound
+from registry.errors import InvalidParameter, NotFound, SoupError
 from registry.names import temporary_name
 from registry.progress import Progress
 
@@ -151,8 +151,14 @@ def _temporary_soup(client: Client, sample: Sequence[Text], options: Mapping[str
     The name keeps it apart from an equal soup that somebody else may have.
     """
     name = temporary_name()
+    begun = client.begin_cook(sample, name=name, **options)
     try:
-        yield client.cook(sample, name=name, **options)
+        yield begun if isinstance(begun, Soup) else client.soup_of(begun)
+    except BaseException:
+        if not isinstance(begun, Soup):
+            with suppress(SoupError):
+                client.wait_job(client.cancel_job(begun))
+        raise
     finally:
         for row in client.adapters(name=name):
             with suppress(NotFound):

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -173,6 +174,16 @@ def test_a_comparison_that_fails_leaves_nothing_behind_either(store: Store) -> N
     refs_before = {adapter.ref for adapter in store.adapters()}
     with pytest.raises(InvalidParameter):
         store.compare({"court": (passages("court", 12, seed=1), [""])}, {"all": {"selector": "uniform"}})
+    assert {adapter.ref for adapter in store.adapters()} == refs_before
+
+
+def test_a_comparison_that_is_interrupted_ends_its_cook(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    refs_before = {adapter.ref for adapter in store.adapters()}
+    monkeypatch.setattr(store.client, "soup_of", Mock(side_effect=KeyboardInterrupt))
+    sample = passages("court", 12, seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        store.compare({"court": (sample, sample)}, {"all": {"selector": "uniform"}})
+    assert next(store.client.jobs(limit=1)).finished_at is not None
     assert {adapter.ref for adapter in store.adapters()} == refs_before
 
 
