@@ -1005,7 +1005,7 @@ def test_generate_streams(soup: Soup, server: Server) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "printed"),
     [
         ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", None),
         ("\U0001f468\u200d\U0001f469 1\u202f000\u00a0\u20ac\u3000soft\u00adhyphen", None),
@@ -1014,12 +1014,12 @@ def test_generate_streams(soup: Soup, server: Server) -> None:
     ids=["joined letters", "emoji and spaces", "controls"],
 )
 def test_a_terminal_shows_text_without_its_controls(
-    soup: Soup, server: Server, monkeypatch: pytest.MonkeyPatch, text: str, shown: str | None
+    soup: Soup, server: Server, monkeypatch: pytest.MonkeyPatch, text: str, printed: str | None
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     server.on("POST /v1/completions", lambda _: httpx2.Response(200, text=json.dumps(completion(text))))
-    assert soup("generate", "team/law", "x")[1] == f"{shown or text}\n"
-    assert (shown or text) in columns(("text",), [(text,)])
+    assert soup("generate", "team/law", "x")[1] == f"{printed or text}\n"
+    assert (printed or text) in columns(("text",), [(text,)])
 
 
 def test_the_prompt_from_stdin(soup: Soup, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
