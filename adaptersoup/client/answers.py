@@ -96,7 +96,7 @@ def object_of(response: httpx2.Response) -> Json:
 
     Under /v1/ each has the field `object`, which names its kind.
     """
-    value = _parsed(response.text)
+    value: Json = _parsed(response.text)
     check_ours(response, isinstance(value, dict) and ("object" in value or "/v1/" not in response.request.url.path))
     return value
 
