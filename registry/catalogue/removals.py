@@ -159,16 +159,14 @@ class Removals(TableGateway):
         """Ids of live unnamed soups without an alias that were neither cooked nor used since then, oldest first."""
         is_cooked = exists().where(evidence.c.adapter_id == adapters.c.id, evidence.c.created_at >= since)
         ref = adapters.c.namespace + "/" + adapters.c.name + "@" + cast(adapters.c.version, String)
-        is_used = exists().where(
-            usage.c.namespace == namespace, usage.c.day >= since.date().isoformat(), usage.c.model == ref
-        )
+        used = select(usage.c.model).where(usage.c.namespace == namespace, usage.c.day >= since.date().isoformat())
         query = select(adapters.c.id).where(
             _unnamed(),
             adapters.c.namespace == namespace,
             adapters.c.retired_at.is_(None),
             adapters.c.created_at < since,
             ~is_cooked,
-            ~is_used,
+            ref.not_in(used.distinct()),  # distinct, as PostgreSQL does not hash too many rows
             ~_has_alias(),
         )
         return list(self._connection.scalars(query.order_by(adapters.c.id).limit(limit)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -173,6 +174,17 @@ def test_rows_are_found_by_an_index_and_read_in_its_order(full: Database, asks: 
     for plan in plan_texts:
         assert "Seq Scan" not in plan, plan
         assert "SCAN" not in plan.replace("SCAN keys USING INDEX", "").replace("Index Scan", ""), plan
+
+
+@pytest.mark.parametrize(
+    ("asks", "table"),
+    [
+        (lambda c: c.removals.unused_soups("acme", SOON, limit=10), "usage"),
+    ],
+)
+def test_rows_that_a_collection_looks_for_are_read_once(full: Database, asks: Asks, table: str) -> None:
+    _, plan = plans(full, asks)[0]
+    assert re.search(rf"LIST SUBQUERY \d+\n(SEARCH|SCAN) {table}|hashed SubPlan", plan), plan
 
 
 def test_pages_of_keys_are_read_from_the_cursor_on(full: Database) -> None:
