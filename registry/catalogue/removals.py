@@ -183,7 +183,7 @@ class Removals(TableGateway):
         query = select(selectors.c.sequence).where(
             selectors.c.fitted_at < cutoff,
             ~exists().where(selector_targets.c.selector == selectors.c.sequence),
-            ~exists().where(cited == selectors.c.id),
+            selectors.c.id.not_in(select(cited).where(cited.is_not(None)).distinct()),
         )
         sequences = list(self._connection.scalars(query))
         for batch in _batches(sequences):

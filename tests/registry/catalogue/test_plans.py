@@ -180,6 +180,7 @@ def test_rows_are_found_by_an_index_and_read_in_its_order(full: Database, asks: 
     ("asks", "table"),
     [
         (lambda c: c.removals.unused_soups("acme", SOON, limit=10), "usage"),
+        (lambda c: c.removals.drop_selectors(SOON), "evidence"),
     ],
 )
 def test_rows_that_a_collection_looks_for_are_read_once(full: Database, asks: Asks, table: str) -> None:
