@@ -99,24 +99,20 @@ class Soups(Repository[RecipeRow]):
         return by_version
 
     def past_trials(self, base_model: str, visible: Namespaces, *, most: int) -> list[tuple[str, list[Any], float]]:
-        """(effort, trials, difference of the verified soup) of the newest `most` cooks of each effort on a base model.
+        """(effort, trials, difference of the verified soup) of the newest `most` cooks on a base model, newest first.
 
-        Only cooks of visible soups that have all three; the newest come first.
+        Only cooks of visible soups; without those that lack one of the three.
         """
-        effort = evidence.c.evidence[("search", "effort")].as_string()
-        difference = evidence.c.evidence[("verification", "difference")].as_float()
-        columns = (
-            evidence.c.id,
-            effort.label("effort"),
+        newest = select(evidence.c.id).join(adapters, evidence.c.adapter_id == adapters.c.id)
+        newest = newest.where(adapters.c.base_model == base_model, seen_by(visible, adapters.c.namespace))
+        columns = (  # without a condition on them, so that only the newest rows are parsed
+            evidence.c.evidence[("search", "effort")].as_string().label("effort"),
             evidence.c.evidence[("search", "trials")].label("trials"),
-            difference.label("difference"),
-            func.row_number().over(partition_by=effort, order_by=evidence.c.id.desc()).label("rank"),
+            evidence.c.evidence[("verification", "difference")].as_float().label("difference"),
         )
-        query = select(*columns).join(adapters, evidence.c.adapter_id == adapters.c.id)
-        query = query.where(adapters.c.base_model == base_model, seen_by(visible, adapters.c.namespace))
-        ranked = query.where(effort.is_not(None), difference.is_not(None)).subquery()
-        rows = self._connection.execute(select(ranked).where(ranked.c.rank <= most).order_by(ranked.c.id.desc()))
-        return [(row.effort, row.trials, row.difference) for row in rows]
+        query = select(*columns).where(evidence.c.id.in_(newest.order_by(evidence.c.id.desc()).limit(most)))
+        rows = self._connection.execute(query.order_by(evidence.c.id.desc()))
+        return [(row.effort, row.trials, row.difference) for row in rows if None not in (row.effort, row.difference)]
 
     def parents(self, recipe_digest: str | None, visible: Namespaces) -> list[tuple[str, str, AdapterRow | None]]:
         """(digest, weight, row) of a recipe's ingredients; the row is None if it is not visible."""

@@ -23,8 +23,8 @@ LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
 """The minimum that a budget leaves of weighing. If fewer than LEAST_ALONE adapters could be scored alone, none are."""
 TRAINING_PASSES = 3
 """Default maximum of passes of a training; held-out passages decide how many the result is trained for."""
-NEWEST = 100
-"""Past cooks of an effort whose gains count."""
+NEWEST = 500
+"""Past cooks on a base model whose gains count."""
 GRADIENT, AN_ADAPTER = 3.2, 0.06
 """Passes of the base that a pass with its gradients takes, and what each adapter that is attached adds."""
 TRAINING = 5.0

@@ -6,6 +6,9 @@ spans all.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import cache
+
 from registry.catalogue import Catalogue
 from registry.catalogue.rows import AdapterRow, JobRow, Namespaces
 from registry.cook.budget import past_gains
@@ -19,6 +22,8 @@ from service.http.schemas.soups import HigherEffort, Soup
 from service.jobs.kinds import KINDS
 from service.services import Services
 
+Gains = Callable[[str], Mapping[str, tuple[float, int]]]
+"""Base model -> `past_gains` of the cooks that a key sees."""
 HIDDEN = "Only keys that see every namespace this job works on see more."
 
 
@@ -50,8 +55,11 @@ def _knows_owner(row: JobRow, principal: Principal) -> bool:
     return row.owner_namespaces is not None and set(row.owner_namespaces) <= set(principal.namespaces)
 
 
-def visible_job_body(services: Services, row: JobRow, principal: Principal) -> Job:
-    """Return a job as a key may see it; the result of a cook has the shape of the answer of `POST /v1/soups`."""
+def visible_job_body(services: Services, row: JobRow, principal: Principal, gains: Gains | None = None) -> Job:
+    """Return a job as a key may see it; the result of a cook has the shape of the answer of `POST /v1/soups`.
+
+    Jobs of a list share the `gains`.
+    """
     body = requested_job_body(row, principal)
     if not sees_all_of(row, principal.namespaces):
         error = None if row.error is None else {"code": row.error.get("code"), "message": HIDDEN}
@@ -61,10 +69,16 @@ def visible_job_body(services: Services, row: JobRow, principal: Principal) -> J
     if row.kind not in COOKS or row.result is None:
         return body
     cooked = Cooked.model_validate(row.result)
-    return body.model_copy(update={"result": soup_of(services, cooked, principal.namespaces).model_dump(mode="json")})
+    soup = soup_of(services, cooked, principal.namespaces, gains)
+    return body.model_copy(update={"result": soup.model_dump(mode="json")})
 
 
-def soup_of(services: Services, cooked: Cooked, visible: Namespaces) -> Soup:
+def gains_by_base(services: Services, visible: Namespaces) -> Gains:
+    """Return a function of a base model that reads the past gains on it once, for a key that sees `visible`."""
+    return cache(lambda base_model: past_gains(services.registry.database, base_model, visible))
+
+
+def soup_of(services: Services, cooked: Cooked, visible: Namespaces, gains: Gains | None = None) -> Soup:
     """Return the body of a cook's result, with the soup or adapter behind its model, for a key that sees `visible`.
 
     A job stays longer than its soup may: where that was purged since, the body is without it.
@@ -77,7 +91,7 @@ def soup_of(services: Services, cooked: Cooked, visible: Namespaces) -> Soup:
     # the base model of a purged soup is not known: no past cook gives its gains
     base_model = cooked.model.removeprefix("base/") if row is None else row.base_model
     return Soup(
-        **{**fields, "beyond": _higher_efforts(services, cooked, base_model, visible)},
+        **{**fields, "beyond": _higher_efforts(cooked, base_model, gains or gains_by_base(services, visible))},
         soup=None if row is None else adapter_body(row),
         refs={digest: parent.ref for digest, _, parent in parents if parent is not None},
         selection=evidence.selection,
@@ -98,13 +112,10 @@ def _cooked_row(catalogue: Catalogue, cooked: Cooked) -> AdapterRow | None:
     return row if is_cooked else None
 
 
-def _higher_efforts(
-    services: Services, cooked: Cooked, base_model: str, visible: Namespaces
-) -> tuple[HigherEffort, ...]:
+def _higher_efforts(cooked: Cooked, base_model: str, gains: Gains) -> tuple[HigherEffort, ...]:
     """The prices of a cook's result, with the gains of past cooks."""
-    gains = past_gains(services.registry.database, base_model, visible) if cooked.beyond else {}
     efforts = []
     for price in cooked.beyond:
-        gain, cooks = gains.get(price.effort, (None, 0))
+        gain, cooks = gains(base_model).get(price.effort, (None, 0))
         efforts.append(HigherEffort(**price.model_dump(), gain=gain, cooks=cooks))
     return tuple(efforts)

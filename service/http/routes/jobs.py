@@ -9,7 +9,7 @@ from fastapi.responses import StreamingResponse
 
 from registry.errors import Busy, NotFound, Unavailable
 from service.http.answers.events import event_comment
-from service.http.answers.jobs import check_reach, visible_job_body
+from service.http.answers.jobs import check_reach, gains_by_base, visible_job_body
 from service.http.app_services import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.parameters import Cursor, Limit, page_size
@@ -37,7 +37,9 @@ def list_jobs(
     size = page_size(limit, services)
     with services.registry.database.read() as catalogue:
         page = catalogue.jobs.list(principal.namespaces, kind=kind, state=state, limit=size, cursor=cursor)
-    return JobList(data=[visible_job_body(services, row, principal) for row in page.rows], next_cursor=page.next_cursor)
+    gains = gains_by_base(services, principal.namespaces)
+    data = [visible_job_body(services, row, principal, gains) for row in page.rows]
+    return JobList(data=data, next_cursor=page.next_cursor)
 
 
 @router.get("/{id}")

@@ -25,6 +25,7 @@ from registry.spec import StoredAdapter, WeighingRequest
 from service.jobs import runner as jobs_module
 from service.jobs.cook import COOK
 from tests.postgres import KINDS
+from tests.registry.catalogue_rows import statements
 from tests.service.answers import answered
 from tests.service.cluster import ended, until
 from tests.service.passages import WORDS, passages
@@ -420,6 +421,10 @@ class TestWhose:
             cooked = cook(world, world.key(["read", "write"], namespaces), **request).json()
             gains.append([price["gain"] for price in cooked["beyond"] if price["effort"] == "tune"])
         assert gains == [[pytest.approx(0.3)], [None]]
+        with statements(world.runtime.services.registry.database) as texts:
+            listed = world.client.get("/v1/jobs", params={"kind": "search"}).json()["data"]
+        assert len([job for job in listed if job["result"]["beyond"]]) > 1
+        assert len([text for text in texts if "AS trials" in text]) == 1  # a list reads past cooks once
 
     def test_a_key_cooks_from_what_it_sees_and_into_its_own(self, world: World) -> None:
         secret = world.key(["read", "write"], ["acme"])
