@@ -78,7 +78,8 @@ class Chosen:
 class SelectQuery:
     """The pool and the selector to choose with, for all of a sample or some of its `passages`, by index.
 
-    The best `listed` adapters that are not chosen are named, all with None. Without `scored` the vectors come without
+    The best `listed` adapters that are not chosen are named, all with None, and as many that the selector does not
+    know. Without `scored` the vectors come without
     the base model's losses. Adapters that have learnt from the sample are ranked only with `include_learnt`.
     """
 
@@ -126,7 +127,7 @@ def select_from_pool(
     excluded = {adapter.digest: HAS_LEARNT for adapter in learnt} | gone
     ranker = _Ranker(selector, query.options, excluded, superseded)
     ranking = ranker.rank(vectors, query.passages)
-    return Chosen(ranking.selection(listed=query.listed), ranking, row, missing, vectors, ranker)
+    return Chosen(ranking.selection(listed=query.listed), ranking, row, missing[: query.listed], vectors, ranker)
 
 
 class PromptSelection(NamedTuple):

@@ -40,6 +40,7 @@ from registry.names import sha256_digest
 from registry.samples.sample import check_sample, clean_sample
 from registry.select.requested import encoder_for
 from registry.select.select import SelectQuery, select_for_prompt, select_from_pool
+from registry.selectors.ranking import LISTED
 from registry.spec import (
     HOLDS_OUT,
     CookRequest,
@@ -81,13 +82,13 @@ UNIFORM = {"kind": "uniform"}
 # --- select ---------------------------------------------------------------------------------------
 
 
-def choose(verbs: ToyRegistry, texts: dict, spec=None, **options):
+def choose(verbs: ToyRegistry, texts: dict, spec=None, listed=LISTED, **options):
     source = SampleSource.model_validate(texts)
     return select_from_pool(
         verbs.registry,
         verbs.caller(),
         check_sample(verbs.registry, verbs.caller(), source, encoders=verbs.encoders, bos=None),
-        SelectQuery(PoolRequest(), spec or GmmSpec(), SelectOptions(**options)),
+        SelectQuery(PoolRequest(), spec or GmmSpec(), SelectOptions(**options), listed=listed),
         fit=verbs.fit,
     )
 
@@ -98,6 +99,7 @@ def test_a_pool_is_fitted_once_and_the_old_selector_names_what_it_does_not_know(
     stocked.push("acme/waiting", seed=6, domain="waiting", sample=sample("waiting"))  # and not embedded
     second = choose(stocked, sample("zoo"))
     assert (stocked.fits, second.not_yet_included) == (1, ("acme/new@1", "acme/waiting@1"))
+    assert choose(stocked, sample("zoo"), listed=1).not_yet_included == ("acme/new@1",)
     assert first.selector.id == second.selector.id
     assert [domain.domain for domain in first.selection.selected] == ["law"]
     assert [domain.domain for domain in second.selection.selected] == ["zoo"]
