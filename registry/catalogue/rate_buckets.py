@@ -40,6 +40,9 @@ rate_buckets = Table(
 BucketName = tuple[str, str]
 """The subject (a key or namespace) and the measure (requests or tokens) of a bucket."""
 SECOND = 1_000_000
+AHEAD = 60 * SECOND
+"""A bucket that was written this much in the future shows that the database's clock was set back; it counts as empty.
+"""
 KEY = (rate_buckets.c.subject, rate_buckets.c.measure)
 
 
@@ -84,11 +87,13 @@ class RateBuckets(TableGateway):
         return self._read(query.order_by(*KEY).with_for_update())
 
     def _read(self, query: Select[Any]) -> dict[BucketName, BucketRow]:
-        # a transaction that waited for a row may have read the clock before the row was written
-        return {
-            (row.subject, row.measure): BucketRow(row.used, max(0, row.now - row.at) / SECOND, max(row.now, row.at))
-            for row in self._connection.execute(query)
-        }
+        buckets = {}
+        for row in self._connection.execute(query):
+            is_ahead = row.at > row.now + AHEAD
+            used, at = (0.0, row.now) if is_ahead else (row.used, row.at)
+            # a transaction that waited for a row may have read the clock before the row was written
+            buckets[row.subject, row.measure] = BucketRow(used, max(0, row.now - at) / SECOND, max(row.now, at))
+        return buckets
 
     def put(self, used: Mapping[BucketName, float], locked: Mapping[BucketName, BucketRow]) -> None:
         """Set what is used of each locked bucket, at the moment it was locked."""

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Connection,
     String,
     Table,
+    func,
     or_,
     select,
 )
@@ -49,7 +50,8 @@ class Replicas(TableGateway):
 
     @property
     def _alive(self) -> ColumnElement[bool]:
-        return self._now - replicas.c.seen_at <= MISSED * replicas.c.beat
+        # a row from so far ahead was written before the clock was set back: a server that lives joins again
+        return func.abs(self._now - replicas.c.seen_at) <= MISSED * replicas.c.beat
 
     def check(self, bases: Mapping[str, str]) -> None:
         """Raise Incompatible if a live server has another fingerprint of one of these base models."""

@@ -52,12 +52,13 @@ def test_the_clock_is_the_databases_and_goes_on_within_a_transaction(database: D
     assert last_beats(database)["one"] >= first + 5000
 
 
-def test_two_missed_beats_and_it_is_dead(database: Database) -> None:
+@pytest.mark.parametrize("missed", [1, -1], ids=["silent", "the clock was set back"])
+def test_two_missed_beats_and_it_is_dead(database: Database, missed: int) -> None:
     join(database, "one")
     join(database, "two")
-    silence(database, "one", 2 * 60)
+    silence(database, "one", missed * 2 * 60)
     assert beat(database, "one")
-    silence(database, "one", 2 * 60 + 31)
+    silence(database, "one", missed * (2 * 60 + 31))
     assert [beat(database, id) for id in ("one", "nobody", "two")] == [False, False, True]
     join(database, "one")
     assert beat(database, "one")

@@ -8,6 +8,7 @@ from datetime import date
 import pytest
 
 from registry.catalogue import Database
+from registry.catalogue.rate_buckets import SECOND
 from registry.catalogue.usage import UsageFilter, UsageKey, UsageSum
 from registry.errors import InvalidParameter, QuotaExceeded, RateLimitExceeded
 from registry.names import sha256_digest
@@ -167,17 +168,20 @@ def test_what_is_rolled_back_was_never_used(database: Database) -> None:
         assert {bucket.used for bucket in catalogue.rate_buckets.lock(NAMES).values()} == {0.0}
 
 
-def test_a_clock_that_was_ahead_takes_nothing_back(database: Database) -> None:
-    """The moment of a row in the future (whoever waited for the row read the clock before): nothing has worn off."""
+@pytest.mark.parametrize(("seconds", "used"), [(50, 3.0), (70, 0.0)])
+def test_a_bucket_in_the_future_has_not_drained_or_is_of_a_clock_that_was_set_back(
+    database: Database, seconds: int, used: float
+) -> None:
+    """Whoever waited for a row read the clock before, but not a minute before."""
     with database.write_unlocked() as catalogue:
         buckets = catalogue.rate_buckets.lock(NAMES[:1])
         catalogue.rate_buckets.put({NAMES[0]: 3.0}, buckets)
     with database.engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE rate_buckets SET at = at + 1000000000000")
+        connection.exec_driver_sql(f"UPDATE rate_buckets SET at = at + {seconds * SECOND}")
     with database.write_unlocked() as catalogue:
         ahead = catalogue.rate_buckets.lock(NAMES[:1])[NAMES[0]]
-        assert (ahead.used, ahead.seconds) == (3.0, 0.0)
-        assert ahead.moment == buckets[NAMES[0]].moment + 10**12
+        assert (ahead.used, ahead.seconds) == (used, 0.0)
+        assert (ahead.moment == buckets[NAMES[0]].moment + seconds * SECOND) == (used > 0)
 
 
 def test_new_buckets_are_made_before_any_is_held(database: Database) -> None:
