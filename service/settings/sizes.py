@@ -59,7 +59,8 @@ class SizeSettings(BaseSettings):
     max_text_chars: int = Field(
         SampleLimits.max_chars,
         ge=1,
-        description="Maximum number of characters, or of token ids, in one text, prompt or passage; 413 beyond it.",
+        description="Maximum number of characters, or of token ids, in one text, prompt, conversation or passage; 413 "
+        "beyond it.",
     )
     max_prompts: int = Field(
         256, ge=1, description="Maximum number of prompts in a completions request; 413 beyond it."

@@ -44,8 +44,8 @@ def _prepare(
     request: Request, services: Services, principal: Principal, body: ChatRequest
 ) -> tuple[ChatAnswers, list[GenerateRequest]]:
     check_sampling(services.settings, n=body.n, logprobs=body.top_logprobs, logprobs_name="top_logprobs")
-    for message in body.messages:
-        check_text(message.text, services.settings, param="messages")
+    conversation_text = "".join(f"{message.name or ''}{message.text}" for message in body.messages)
+    check_text(conversation_text, services.settings, param="messages")
     services.engine.check_admission(principal.key_id)  # what is refused costs nobody else's time
     texts = [message.text for message in body.messages if message.role == "user"]
     model = model_for(request, services, principal, body, texts)

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from service.engine import grammars
+from tests.service.answers import refusal
 from tests.service.servers import Live
 
 SETTINGS = {"engine_share_prompts": "off"}  # answers to one prompt are compared to the last bit and token
@@ -100,6 +101,14 @@ def test_a_conversation_beyond_the_context_is_an_error_of_the_messages(live: Liv
     with pytest.raises(openai.BadRequestError, match="context") as caught:
         live.openai().chat.completions.create(model="chatty", messages=messages, stream=stream)
     assert caught.value.param == "messages"
+
+
+def test_all_messages_and_names_together_are_one_text(live: Live) -> None:
+    half = "word " * 120_000
+    for messages in ([{"content": half}, {"content": half}], [{"content": half, "name": half}]):
+        body = {"model": "chatty", "messages": [{"role": "user", **message} for message in messages]}
+        answer = live.world.client.post("/v1/chat/completions", json=body)
+        assert "'messages' has 1200000 characters; at most 1000000" in refusal(answer, 413)
 
 
 def test_fields_that_ask_for_nothing_are_taken(live: Live) -> None:
