@@ -56,9 +56,11 @@ FILES = BodyLimit(_all)
 RECIPE = BodyLimit(_all, lambda settings: settings.max_ingredients * MAX_KEYS)
 """An inline sample, or a recipe with a factor for each site of each ingredient."""
 TEXTS = BodyLimit(_all, lambda settings: settings.max_texts)
+TEXTS_OR_IDS = BodyLimit(_all, lambda settings: settings.max_texts + settings.max_text_chars)
+"""Several texts, or lists of token ids of together `max_text_chars` ids."""
 CONVERSATION = BodyLimit(_all)
 PROMPTS = BodyLimit(_all, lambda settings: settings.max_prompts + settings.max_text_chars)
-"""Several texts, or lists of token ids of together `max_text_chars` ids."""
+"""Several prompts, each as text or token ids."""
 ONE_TEXT = BodyLimit(_one_text)
 TOKEN_IDS = BodyLimit(_one_text, lambda settings: settings.max_text_chars)
 

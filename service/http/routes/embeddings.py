@@ -26,7 +26,7 @@ from service.http.models.inference_limits import check_ids, check_texts
 from service.http.models.metering import admit, answer_headers
 from service.http.models.named_models import ResolvedModel, model_or_mixture
 from service.http.requests.bodies import CheckedRoute
-from service.http.requests.body_limits import TEXTS, takes
+from service.http.requests.body_limits import TEXTS_OR_IDS, takes
 from service.http.schemas.embeddings import Embedding, EmbeddingAnswer, EmbeddingRequest
 from service.http.schemas.wire import Usage
 from service.http.security.auth import ModelUser
@@ -37,7 +37,7 @@ router = APIRouter(tags=["inference"], route_class=CheckedRoute)
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingAnswer)
-@takes(TEXTS)
+@takes(TEXTS_OR_IDS)
 async def embeddings(request: Request, body: EmbeddingRequest, services: AppServices, principal: ModelUser) -> Response:
     """One vector for each text or list of token ids.
 

@@ -146,9 +146,10 @@ def test_echoed_ids_and_their_offsets_speak_of_the_same_text(world: World) -> No
     assert answer["logprobs"]["text_offset"] == words.offsets(tokens)
 
 
-@pytest.mark.parametrize("path", ["/detokenize", "/v1/completions"])
-def test_absurdly_many_ids_are_too_large(world: World, path: str) -> None:
-    field = "tokens" if path == "/detokenize" else "prompt"
+@pytest.mark.parametrize(
+    ("path", "field"), [("/detokenize", "tokens"), ("/v1/completions", "prompt"), ("/v1/embeddings", "input")]
+)
+def test_absurdly_many_ids_are_too_large(world: World, path: str, field: str) -> None:
     assert "1000001 token ids" in refusal(post(world, path, **{field: [1] * 1_000_001}), 413)
 
 
