@@ -22,17 +22,20 @@ Row = TypeVar("Row")
 def csv_file(
     name: str, columns: Sequence[str], page: Callable[[str | None], Page[Row]], cells: Callable[[Row], Iterable[object]]
 ) -> StreamingResponse:
-    """Return a download of all pages; `page` reads the page at a cursor, `cells` converts a row."""
+    """Return a download of all pages; `page` reads the page at a cursor, `cells` converts a row.
+
+    The first page is read before the response starts, so that an error of the filters or the database has its status.
+    """
+    first = page(None)
 
     def lines() -> Iterator[str]:
         yield csv_lines([columns])
-        cursor: str | None = None
+        current = first
         while True:
-            current = page(cursor)
             yield csv_lines(map(cells, current.rows))
-            cursor = current.next_cursor
-            if cursor is None:
+            if current.next_cursor is None:
                 return
+            current = page(current.next_cursor)
 
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     return StreamingResponse(lines(), media_type="text/csv", headers=headers)

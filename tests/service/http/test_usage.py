@@ -16,13 +16,14 @@ import pytest
 
 from adaptersoup.client.client import SoupClient
 from registry.catalogue import Database
-from registry.catalogue.usage import GROUPS, UsageFilter, UsageRow, UsageSum
+from registry.catalogue.audit import Audit
+from registry.catalogue.usage import GROUPS, Usage, UsageFilter, UsageRow, UsageSum
 from registry.errors import Busy
 from service.http.files.csv_lines import csv_lines
 from service.http.routes.usage import cells
 from service.observability.usage import UsageCounts
 from tests.postgres import KINDS
-from tests.service.answers import answered
+from tests.service.answers import answered, refusal
 from tests.service.http.stock import TEMPLATE
 from tests.service.servers import Soup, World, open_world, write_bases
 
@@ -153,6 +154,14 @@ def test_csv_is_all_of_it(world: World, client: SoupClient, soup: Soup, monkeypa
     assert (code, list(csv.reader(io.StringIO(out)))[1:]) == (0, [list(row.values()) for row in rows])
     code, out, _ = soup("usage", "--by", "namespace", "--since", date.min.isoformat())
     assert (code, out.split()[:2]) == (0, ["NAMESPACE", "REQUESTS"])
+
+
+@pytest.mark.parametrize(("path", "table"), [("/v1/usage", Usage), ("/v1/audit", Audit)])
+def test_a_csv_without_a_first_page_is_an_error(
+    world: World, path: str, table: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table, "list", Mock(side_effect=Busy("The database is busy.")))
+    assert refusal(world.client.get(path, params={"format": "csv"}), 429) == "The database is busy."
 
 
 @pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\r"])
