@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, and_, select, tuple_
 
-from registry.catalogue.repository import Repository
+from registry.catalogue.repository import Repository, names_etag
 from registry.catalogue.rows import AliasRow
 from registry.catalogue.tables import aliases
 from registry.errors import NotFound, PreconditionFailed
@@ -38,7 +38,7 @@ class Aliases(Repository[AliasRow]):
         return sorted(self._all(query), key=lambda row: (row.namespace, row.name, row.alias))
 
     def put(self, namespace: str, name: str, alias: str, version: int, *, if_match: str | None = None) -> AliasRow:
-        """Point an alias at a version; raises PreconditionFailed if `if_match` is not its present etag.
+        """Point an alias at a version; raises PreconditionFailed if `if_match` does not name its present etag.
 
         One UPDATE of the revision that was read, so that no concurrent change is lost.
         """
@@ -77,6 +77,6 @@ def _is_unchanged(row: AliasRow) -> ColumnElement[bool]:
 
 
 def _check(present: AliasRow | None, if_match: str | None) -> None:
-    if if_match is not None and (present is None or present.etag != if_match):
+    if if_match is not None and (present is None or not names_etag(if_match, present.etag)):
         state = "does not exist" if present is None else f"is now at version {present.version} (etag {present.etag})"
         raise PreconditionFailed(f"The alias {state}: read it again before changing it.", param="if-match")

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from sqlalchemy import and_, select
 
-from registry.catalogue.repository import Repository
+from registry.catalogue.repository import Repository, names_etag
 from registry.catalogue.rows import NamespaceRow
 from registry.catalogue.tables import namespaces
 from registry.errors import PreconditionFailed
@@ -33,7 +33,7 @@ class NamespaceSettings(Repository[NamespaceRow]):
         return row or self._row({**DEFAULTS, "namespace": namespace, "revision": 0})
 
     def set(self, namespace: str, changes: Mapping[str, Any], *, if_match: str | None = None) -> NamespaceRow:
-        """Change settings, by their names; raises PreconditionFailed if `if_match` is not their present etag.
+        """Change settings, by their names; raises PreconditionFailed if `if_match` does not name their etag.
 
         One UPDATE of the revision that was read, so that no concurrent change is lost.
         """
@@ -50,7 +50,7 @@ class NamespaceSettings(Repository[NamespaceRow]):
 
 
 def _check(present: NamespaceRow, if_match: str | None) -> None:
-    if if_match is not None and if_match != present.etag:
+    if not names_etag(if_match, present.etag):
         raise PreconditionFailed(
             f"The settings of namespace {present.namespace!r} are now at etag {present.etag}: read them again before "
             "changing them.",

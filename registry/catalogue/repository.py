@@ -58,6 +58,13 @@ def matching(table: Table, **values: str | None) -> list[ColumnElement[bool]]:
     return [table.c[name] == value for name, value in values.items() if value is not None]
 
 
+def names_etag(if_match: str | None, etag: str) -> bool:
+    """Return True if `if_match` is None or names an etag: it is one, or a list as in the header, or `*` for any."""
+    return if_match is None or any(
+        name.strip().removeprefix("W/").strip('"') in {etag, "*"} for name in if_match.split(",")
+    )
+
+
 class TableGateway:
     """Base of classes that read and write tables within a transaction."""
 

@@ -25,7 +25,7 @@ def change(
 ) -> AdapterRow:
     """Change the card or domain of a version, or the owner of all versions of its name, as `changes` has them.
 
-    Raises PreconditionFailed if `if_match` is not the version's etag.
+    Raises PreconditionFailed if `if_match` does not name the version's etag.
     """
     owner = {"owner": changes["owner"] or ""} if "owner" in changes else {}
     with registry.database.write() as catalogue:

@@ -9,14 +9,11 @@ from fastapi import Header, Query
 from registry.errors import InvalidParameter
 from service.services import Services
 
-IfMatch = Annotated[str | None, Header(description="The etag the change is meant for.")]
+IfMatch = Annotated[
+    str | None, Header(description="The etag the change is meant for, a list of etags, or `*` for any.")
+]
 Limit = Annotated[int | None, Query(ge=1, description="Rows of this page.")]
 Cursor = Annotated[str | None, Query(max_length=500, description="`next_cursor` of the page before.")]
-
-
-def etag_of(header: str | None) -> str | None:
-    """Return the etag of an If-Match header, None for `*`, which matches any."""
-    return None if header is None or header.strip() == "*" else header.strip().removeprefix("W/").strip('"')
 
 
 def page_size(limit: int | None, services: Services) -> int:

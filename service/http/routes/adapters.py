@@ -26,7 +26,7 @@ from service.http.files.version_files import ELSEWHERE, files_of, store_redirect
 from service.http.models.named_models import adapter_named, name_ref
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import FILES, takes
-from service.http.requests.parameters import Cursor, IfMatch, Limit, etag_of, page_size
+from service.http.requests.parameters import Cursor, IfMatch, Limit, page_size
 from service.http.schemas.adapters import (
     Adapter,
     AdapterList,
@@ -130,7 +130,7 @@ def change_adapter(
     """
     row = adapter_named(services, principal, ns, name)
     fields = {field: value for field, value in body if field in body.model_fields_set}
-    row = changes.change(services.registry, principal.caller, row.id, fields, if_match=etag_of(if_match))
+    row = changes.change(services.registry, principal.caller, row.id, fields, if_match=if_match)
     services.jobs.wake()
     return adapter_body(row)
 
@@ -149,7 +149,7 @@ def restore_adapter(ns: str, name: str, services: AppServices, principal: Writer
     again.
     """
     row = _any_version(services, principal, ns, name, verb="restore")
-    restored = changes.restore(services.registry, principal.caller, row.id, if_match=etag_of(if_match))
+    restored = changes.restore(services.registry, principal.caller, row.id, if_match=if_match)
     services.jobs.wake()
     return adapter_body(restored)
 
@@ -240,7 +240,7 @@ def put_alias(
         principal.caller,
         target,
         check_alias(alias),
-        if_match=etag_of(if_match),
+        if_match=if_match,
         is_admin=principal.has("admin"),
     )
     return _alias(row)
@@ -259,7 +259,7 @@ def delete_alias(
         services.registry,
         principal.caller,
         *path,
-        if_match=etag_of(if_match),
+        if_match=if_match,
         is_admin=principal.has("admin"),
     )
     return Response(status_code=204)

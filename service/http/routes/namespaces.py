@@ -19,7 +19,7 @@ from service.access.keys import Principal, managed_row
 from service.http.app_services import AppServices
 from service.http.models.metering import used_rates
 from service.http.requests.bodies import CheckedRoute
-from service.http.requests.parameters import IfMatch, etag_of
+from service.http.requests.parameters import IfMatch
 from service.http.schemas.namespaces import InUse, Limits, LimitsPatch, Namespace, NamespacePatch
 from service.http.security.auth import Admin, Reader
 
@@ -44,7 +44,7 @@ def change_namespace(
     changes |= {name: sorted(set(map(check_alias, changes[name]))) for name in changes.keys() & {"protected_aliases"}}
     with services.registry.database.write() as catalogue:
         old_settings = asdict(catalogue.namespaces.get(ns))
-        row = catalogue.namespaces.set(ns, changes, if_match=etag_of(if_match))
+        row = catalogue.namespaces.set(ns, changes, if_match=if_match)
         old = {name: old_settings[name] for name in changes}
         principal.caller.audit(catalogue, "namespace.change", f"{ns}/", **changes, before=old)
     return _body(row)

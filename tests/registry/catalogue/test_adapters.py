@@ -163,7 +163,7 @@ def test_a_change_between_reading_and_writing_is_not_lost(catalogue, monkeypatch
 def test_a_card_changes_if_it_is_what_was_read(catalogue):
     row, another = add(catalogue), add(catalogue)
     changed = catalogue.adapters.update_card(row.id, domain="a", if_match=row.etag)
-    for wrong in (row.etag, another.etag, "", "*", "x-1", changed.etag + "0"):
+    for wrong in (row.etag, another.etag, "", "x-1", changed.etag + "0"):
         with pytest.raises(PreconditionFailed, match=changed.etag):
             catalogue.adapters.update_card(row.id, domain="b", if_match=wrong)
     assert catalogue.adapters.get(row.id) == changed

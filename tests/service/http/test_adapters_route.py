@@ -118,6 +118,7 @@ def test_an_alias_moves_by_compare_and_set(world: World) -> None:
     for seed in (1, 2):
         world.push("acme/aliased", seed=seed)
     path = "/v1/adapters/acme/aliased/aliases/stable"
+    refusal_with_code(world.client.put(path, json={"version": 1}, headers={"if-match": "*"}), 412, LATE)
     first = answered(world.client.put(path, json={"version": 1}))
     assert first["ref"] == "acme/aliased@1"
     assert get(world, "acme/aliased@stable").json()["version"] == 1
@@ -125,6 +126,8 @@ def test_an_alias_moves_by_compare_and_set(world: World) -> None:
     assert world.client.put(path, json={"version": 2}, headers={"if-match": f'"{etag}"'}).json()["version"] == 2
     refusal_with_code(world.client.put(path, json={"version": 1}, headers={"if-match": f'"{etag}"'}), 412, LATE)
     assert world.client.request("DELETE", path, headers={"if-match": etag}).status_code == 412
+    for if_match in (f'"{etag}", W/"2-2"', "*"):
+        answered(world.client.put(path, json={"version": 2}, headers={"if-match": if_match}))
     listed = get(world, "acme/aliased/aliases").json()["data"]
     assert [(alias["alias"], alias["version"]) for alias in listed] == [("stable", 2)]
     assert [world.client.delete(path).status_code for _ in range(2)] == [204, 404]
