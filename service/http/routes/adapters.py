@@ -129,8 +129,7 @@ def change_adapter(
     The selectors of its pools are fitted again, unless only the owner changes.
     """
     row = adapter_named(services, principal, ns, name)
-    fields = {field: value for field, value in body if field in body.model_fields_set}
-    row = changes.change(services.registry, principal.caller, row.id, fields, if_match=if_match)
+    row = changes.change(services.registry, principal.caller, row.id, body.changes(), if_match=if_match)
     services.jobs.wake()
     return adapter_body(row)
 

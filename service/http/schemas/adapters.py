@@ -10,7 +10,7 @@ from pydantic import Field
 from registry.names import Digest
 from registry.spec import AdapterConfig, Card, NewCard, Owner, Provenance, Recipe, SampleReport, Words
 from registry.spec.frozen import Frozen
-from service.http.schemas.wire import Listing, Page, Wire
+from service.http.schemas.wire import Listing, Page, Patch, Wire
 
 if TYPE_CHECKING:
     from registry.catalogue.rows import AdapterRow, ListedRow
@@ -72,12 +72,13 @@ class AdapterList(Page[ListedAdapter]):
     """One page of adapters, newest first."""
 
 
-class AdapterPatch(Frozen):
+class AdapterPatch(Patch):
     """Changes of an adapter's card, domain and owner. A given card replaces the whole card.
 
     All versions of the name get the `owner`; null removes it.
     """
 
+    nullable = frozenset({"owner"})
     card: NewCard | None = None
     domain: Words | None = Field(default=None, min_length=1, max_length=200)
     owner: Owner | None = None

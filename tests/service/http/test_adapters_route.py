@@ -14,7 +14,7 @@ from registry.progress import silent
 from registry.samples.embeddings_file import save_embeddings
 from registry.select.fit import fit
 from registry.spec import PoolSpec, UniformSpec
-from tests.service.answers import answered, refusal_with_code
+from tests.service.answers import answered, refusal, refusal_with_code
 from tests.service.servers import BASE_ID, World, adapter_weights
 
 SETTINGS = {"job_workers": 0}  # jobs stay in the queue
@@ -57,6 +57,14 @@ def test_card_and_domain_change_and_everything_else_stays(world: World) -> None:
     same = ("digest", "version", "config", "provenance", "created_at", "weights_blob")
     assert {name: updated[name] for name in same} == {name: pushed[name] for name in same}
     assert get(world, "acme/law").json() == {**updated, "job": None, "warnings": []}
+
+
+@pytest.mark.parametrize("body", [{}, {"card": None, "domain": None}])
+def test_a_change_of_nothing_is_refused(world: World, body: dict[str, Any]) -> None:
+    pushed = world.push("acme/constant")
+    answer = world.client.patch("/v1/adapters/acme/constant", json=body)
+    assert refusal(answer, 400) == "Name at least one of card, domain, owner to change."
+    assert get(world, "acme/constant").json()["etag"] == pushed["etag"]
 
 
 def test_lists_leave_the_provenance_to_each_adapter(world: World) -> None:
