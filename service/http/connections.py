@@ -10,7 +10,9 @@ bodies. Used by `soup serve`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+import uuid
 from typing import Any, ClassVar
 
 import h11
@@ -18,10 +20,12 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from registry.errors import TooSlow
+from registry.errors import Invalid, SoupError, TooSlow
 from service.http import problems
 from service.http.security.answer_limits import most_connections
 from service.settings import Settings
+
+log = logging.getLogger("service.request")
 
 GRACE_SECONDS = 5
 """Seconds for running answers to end after a signal; jobs go back to the queue meanwhile."""
@@ -160,6 +164,11 @@ class BoundedConnection(H11Protocol):
         self._read_deadline.begin()
         self._update_deadlines()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer bytes that are no HTTP request, and close the connection."""
+        self._send_error(Invalid(msg))
+        self._close()
+
     def pause_writing(self) -> None:
         """Stop producing the answer and start the client's deadline to read it: the buffer is full."""
         super().pause_writing()
@@ -205,11 +214,18 @@ class BoundedConnection(H11Protocol):
             self._send_error(
                 TooSlow(f"The headers of the request did not come within {seconds:g} seconds (SOUP_HEADER_SECONDS).")
             )
+        self._close()
+
+    def _close(self) -> None:
+        """Close the connection when the client has read its answer."""
         self.transport.close()
         self._read_deadline.begin()
 
-    def _send_error(self, error: TooSlow) -> None:
-        answer = problems.response_of(error)
+    def _send_error(self, error: SoupError) -> None:
+        """Send and log an error of a request that does not reach the application."""
+        request_id = uuid.uuid4().hex
+        answer = problems.response_of(error, {"connection": "close", "x-request-id": request_id})
+        log.info("request", extra={"fields": {"request_id": request_id, "status": answer.status_code}})
         start = h11.Response(
             status_code=answer.status_code, headers=answer.raw_headers, reason=STATUS_PHRASES[answer.status_code]
         )

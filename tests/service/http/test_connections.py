@@ -82,6 +82,26 @@ def test_connections_are_kept_for_the_next_request(port: int) -> None:
         assert answer_of(connection)[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"GET /look HTTP/1.1\r\nno header\r\n\r\n", 400, "invalid"),
+        (b"GET /look HTTP/1.1\r\nhost: x\r\n", 408, "too_slow"),
+    ],
+    ids=["malformed", "too slow"],
+)
+def test_what_never_becomes_a_request_gets_an_error_like_others(
+    port: int, caplog: pytest.LogCaptureFixture, sent: bytes, status: int, code: str
+) -> None:
+    caplog.set_level("INFO", "service.request")
+    with closing(connect(port)) as connection:
+        connection.sendall(sent)
+        head, _, body = until_closed(connection).decode().partition("\r\n\r\n")
+    headers = dict(line.split(": ") for line in head.splitlines()[1:])
+    assert (head.split()[1], json.loads(body)["error"]["code"]) == (str(status), code)
+    assert headers["x-request-id"] in {getattr(record, "fields", {}).get("request_id") for record in caplog.records}
+
+
 # --- answers that nobody takes --------------------------------------------------------------------
 
 
