@@ -70,8 +70,9 @@ Every error answer has the same shape, which is OpenAI's:
 {table}
 
 The web framework adds two codes: `method_not_allowed` (405), and `http_error` (any other status). 429 and 503 have
-the header `Retry-After` if a retry can help, with the seconds of `retry_after`. 416 has `upload-offset`, and 401 has
-`WWW-Authenticate: Bearer`. The server writes the message of `internal` only to its log, under the request id.
+the header `Retry-After` if a retry can help, with the seconds of `retry_after`. 416 has `upload-offset` for an
+upload, and `Content-Range` for a download. 401 has `WWW-Authenticate: Bearer`. The server writes the message of
+`internal` only to its log, under the request id.
 
 In Python, `adaptersoup.client` raises the exception of `registry.errors` for each code. The exit codes of `soup` are
 0 ok, 1 failed, 2 usage, 3 incompatible.

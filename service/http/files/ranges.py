@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from fastapi import Request, Response
+from fastapi import HTTPException, Request, Response
 from fastapi.responses import StreamingResponse
 
 CHUNK = 256 * 1024
 FOR_EVER = "private, max-age=31536000, immutable"
 REVALIDATE = "private, no-cache"
+BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "`If-None-Match` names the etag"}}
+"""`responses` of a HEAD route that answers by `ranged`."""
+BYTES: dict[int | str, dict[str, Any]] = {200: {"content": BINARY}, 206: {"content": BINARY}, **NOT_MODIFIED}
+"""`responses` of a GET route that answers by `ranged`."""
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
@@ -30,10 +35,11 @@ def ranged(
     filename: str | None = None,
     cache: str = FOR_EVER,
 ) -> Response:
-    """Return the answer to GET or HEAD for `size` bytes: 200, 206 for one range, 304, or 416.
+    """Return the answer to GET or HEAD for `size` bytes: 200, 206 for one range, or 304.
 
-    `open` is called only if bytes are sent. Several ranges, or a malformed one, are answered in full, as
-    RFC 9110 allows. `filename` must be plain ASCII without quotes (ours are fixed names).
+    `open` is called only if bytes are sent. Several ranges, or a malformed one, are answered in full, as RFC 9110
+    allows. Raises HTTPException (416) for a range without bytes. `filename` must be plain ASCII without quotes (ours
+    are fixed names).
     """
     etag = f'"{digest}"'
     headers = {"etag": etag, "accept-ranges": "bytes", "cache-control": cache}
@@ -46,7 +52,8 @@ def ranged(
         range_header = None
     span = None if range_header is None else span_of(range_header, size)
     if span == "unsatisfiable":
-        return Response(status_code=416, headers={**headers, "content-range": f"bytes */{size}"})
+        content_range = {"content-range": f"bytes */{size}"}
+        raise HTTPException(416, f"The range holds none of the {size} bytes", headers=content_range)
     start, stop = (0, size) if not isinstance(span, tuple) else span
     headers["content-length"] = str(stop - start)
     if isinstance(span, tuple):

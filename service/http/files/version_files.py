@@ -21,10 +21,14 @@ from registry.formats import CARD_FILE, SAMPLES_FILE, WEIGHTS_FILE, DirectoryNot
 from registry.formats.card import Relation
 from registry.formats.loading_text import loading_text_of
 from registry.names import sha256_digest
-from service.http.files.ranges import names_etag
+from service.http.files.ranges import BYTES, names_etag
 from service.services import Services
 
-ELSEWHERE: dict[int | str, dict[str, Any]] = {307: {"description": "Weights, where the server sends to its store"}}
+FILE_BYTES: dict[int | str, dict[str, Any]] = {
+    **BYTES,
+    307: {"description": "Weights, where the server sends to its store"},
+}
+"""`responses` of a GET route that answers with a file of a version."""
 
 
 @dataclass(frozen=True)

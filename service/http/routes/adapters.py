@@ -22,7 +22,7 @@ from service.access.keys import Principal
 from service.http.answers.lineage import lineage_of
 from service.http.app_services import AppServices
 from service.http.files.ranges import REVALIDATE, ranged
-from service.http.files.version_files import ELSEWHERE, files_of, store_redirect
+from service.http.files.version_files import FILE_BYTES, files_of, store_redirect
 from service.http.models.named_models import adapter_named, name_ref
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import FILES, takes
@@ -180,7 +180,7 @@ def list_files(ns: str, name: str, services: AppServices, principal: Reader) -> 
 
 
 @router.head("/{ns}/{name}/files/{file}", response_class=Response, include_in_schema=False)
-@router.get("/{ns}/{name}/files/{file}", response_class=Response, responses=ELSEWHERE)
+@router.get("/{ns}/{name}/files/{file}", response_class=Response, responses=FILE_BYTES)
 def get_file(request: Request, ns: str, name: str, file: str, services: AppServices, principal: Reader) -> Response:
     """One file of an adapter directory; supports ETag and a single Range."""
     row = adapter_named(services, principal, ns, name)

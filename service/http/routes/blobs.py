@@ -21,7 +21,7 @@ from registry.stored.files import deleted_unless_recorded
 from registry.uploads.files import is_damaged, record_blob, renew_blob, room_for_blob, too_large
 from service.access.keys import Principal
 from service.http.app_services import AppServices
-from service.http.files.ranges import ranged
+from service.http.files.ranges import BINARY, BYTES, NOT_MODIFIED, ranged
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.upload_body import announced_length, check_digest, write_body
 from service.http.schemas.uploads import BlobStored
@@ -31,9 +31,7 @@ from service.http.thread_turns import in_thread
 router = APIRouter(prefix="/v1/blobs", tags=["blobs"], route_class=CheckedRoute)
 Either = Annotated[Principal, Depends(needs("read", "write"))]
 """Principals that may check if a blob exists: writers do before they upload."""
-_BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _BINARY}}
-_BYTES: dict[int | str, dict[str, Any]] = {200: {"content": _BINARY}, 206: {"content": _BINARY}}
+_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": BINARY}}
 _KNOWN: dict[int | str, dict[str, Any]] = {200: {"model": BlobStored, "description": "Known already"}}
 
 
@@ -62,7 +60,7 @@ async def put_blob(request: Request, digest: str, services: AppServices, princip
     return JSONResponse(stored.model_dump(), status_code=200 if visible else 201, headers=headers)
 
 
-@router.head("/{digest}", response_class=Response)
+@router.head("/{digest}", response_class=Response, responses=NOT_MODIFIED)
 def head_blob(request: Request, digest: str, services: AppServices, principal: Either) -> Response:
     """Check that a blob exists and that this key sees it; returns its size."""
     size = _size(digest, services, principal, read=False)
@@ -71,7 +69,7 @@ def head_blob(request: Request, digest: str, services: AppServices, principal: E
     return _answer(request, digest, size, services)
 
 
-@router.get("/{digest}", response_class=Response, responses=_BYTES)
+@router.get("/{digest}", response_class=Response, responses=BYTES)
 def get_blob(request: Request, digest: str, services: AppServices, principal: Reader) -> Response:
     """Download a blob; supports ETag, If-None-Match and a single Range."""
     return _answer(request, digest, _size(digest, services, principal, read=True), services)

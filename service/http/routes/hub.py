@@ -36,8 +36,8 @@ from service.http.files.hub_revisions import (
     tree_files,
     user_body,
 )
-from service.http.files.ranges import REVALIDATE, ranged
-from service.http.files.version_files import ELSEWHERE, base_name, files_of, store_redirect
+from service.http.files.ranges import NOT_MODIFIED, REVALIDATE, ranged
+from service.http.files.version_files import FILE_BYTES, base_name, files_of, store_redirect
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.parameters import Cursor
 from service.http.schemas.hub import HubModel, HubRef, HubRefs, HubUser, TreeFile
@@ -190,7 +190,7 @@ def hub_folder(
     return tree_files(list(resolved.files.values()))
 
 
-@router.head("/{ns}/{name}/resolve/{revision}/{path:path}", response_class=Response)
+@router.head("/{ns}/{name}/resolve/{revision}/{path:path}", response_class=Response, responses=NOT_MODIFIED)
 def hub_head(
     request: Request, ns: str, name: str, revision: str, path: str, services: AppServices, principal: Reader
 ) -> Response:
@@ -198,7 +198,7 @@ def hub_head(
     return _file(request, services, revision_of(services, principal, ns, name, revision), path)
 
 
-@router.get("/{ns}/{name}/resolve/{revision}/{path:path}", response_class=Response, responses=ELSEWHERE)
+@router.get("/{ns}/{name}/resolve/{revision}/{path:path}", response_class=Response, responses=FILE_BYTES)
 def hub_file(
     request: Request, ns: str, name: str, revision: str, path: str, services: AppServices, principal: Reader
 ) -> Response:

@@ -42,6 +42,16 @@ def test_up_and_down(world: World) -> None:
     assert (partial.status_code, partial.content) == (206, data[100:200])
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/blobs/{digest}", "/v1/adapters/{ns}/{name}/files/{file}", "/{ns}/{name}/resolve/{revision}/{path}"],
+)
+def test_the_document_has_the_statuses_of_a_download(world: World, path: str) -> None:
+    responses = world.app.openapi()["paths"][path]["get"]["responses"]
+    assert responses.keys() - {"307"} == {"200", "206", "304", "default"}
+    assert responses["200"]["content"].keys() == responses["206"]["content"].keys() == {"application/octet-stream"}
+
+
 def test_an_upload_that_breaks_off_leaves_nothing(live: Live) -> None:
     files_before = stored_files(live.world)
     data = b"x" * 100_000
