@@ -26,7 +26,6 @@ from service.observability.logs import request_id_now
 log = logging.getLogger("service.request")
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
-HTTP_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 BASIC_HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -104,7 +103,7 @@ class Observe:
 
 
 def _method(scope: Scope) -> str:
-    return scope["method"] if scope["method"] in HTTP_METHODS else "OTHER"
+    return scope["method"] if scope["method"] in problems.HTTP_METHODS else "OTHER"
 
 
 def _trace(scope: Scope) -> None:

@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from registry import errors
@@ -56,6 +57,8 @@ NOT_ALLOWED, OTHER = "method_not_allowed", "http_error"
 """Codes of errors of the framework that none of our classes stands for."""
 CODES = frozenset({*errors.BY_CODE, NOT_ALLOWED, OTHER})
 """Every code that an answer can have."""
+
+HTTP_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 
 MOST_LISTED = 50
 """Problems of one request that are listed; the message says how many there are in all."""
@@ -240,6 +243,15 @@ def from_http(error: HTTPException) -> SoupError | None:
     return None
 
 
+def _allowed_methods(request: Request) -> str:
+    """Return the methods of all routes at the path of a request; the framework names those of the first one."""
+    scopes = [{**request.scope, "method": method} for method in HTTP_METHODS]
+    routes = request.app.routes
+    return ", ".join(
+        scope["method"] for scope in scopes if any(route.matches(scope)[0] is Match.FULL for route in routes)
+    )
+
+
 def _no_headers(_: SoupError) -> dict[str, str]:
     return {}
 
@@ -255,14 +267,16 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         return response_of(from_validation(error.errors()))
 
-    async def framework(_: Request, error: Exception) -> JSONResponse:
+    async def framework(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
         soup_error = from_http(error)
         if soup_error is not None:
             return response_of(soup_error, error.headers)
         code = NOT_ALLOWED if error.status_code == 405 else OTHER
         problem = Problem(message=f"{error.detail}.", type=error_type(error.status_code), param=None, code=code)
-        return ProblemResponse(ErrorBody(error=problem), error.status_code, error.headers)
+        is_of_route = error.status_code == 405 and error.headers  # mounted files name no methods
+        headers = {"allow": _allowed_methods(request)} if is_of_route else error.headers
+        return ProblemResponse(ErrorBody(error=problem), error.status_code, headers)
 
     app.add_exception_handler(SoupError, ours)
     app.add_exception_handler(RequestValidationError, validation)

@@ -6,7 +6,7 @@ import inspect
 from typing import Annotated, Any
 
 import pytest
-from fastapi import FastAPI, HTTPException
+from fastapi import APIRouter, FastAPI, HTTPException
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -52,6 +52,9 @@ def client() -> TestClient:
     def teapot() -> None:
         raise HTTPException(418, "Short and stout", headers={"x-pot": "1"})
 
+    router = APIRouter(prefix="/teapot")
+    router.put("")(teapot)
+    app.include_router(router)
     return TestClient(app)
 
 
@@ -170,7 +173,7 @@ def test_what_the_framework_raises_has_the_shape_too(client: TestClient) -> None
     refusal_with_code(client.get("/nothing"), 404, "not_found")
     method = client.delete("/teapot")
     refusal_with_code(method, 405, "method_not_allowed")
-    assert method.headers["allow"] == "GET"
+    assert method.headers["allow"] == "GET, PUT"
     pot = client.get("/teapot")
     assert (pot.status_code, pot.headers["x-pot"]) == (418, "1")
     problems.ErrorBody.model_validate(pot.json())
