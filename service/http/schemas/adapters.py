@@ -87,7 +87,7 @@ class AdapterPatch(Patch):
 class AliasBody(Frozen):
     """The version that an alias points at."""
 
-    version: int = Field(ge=1, le=999_999_999)
+    version: int = Field(strict=True, ge=1, le=999_999_999)
 
 
 class Alias(Wire):

@@ -25,7 +25,9 @@ Texts = Annotated[list[str], Field(fail_fast=True)]
 """Validation stops at the first bad entry: one error for each of millions of entries would cost gigabytes."""
 Passages = Annotated[list[Passage], Field(fail_fast=True)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
-Wait = Annotated[float, Field(ge=0, description="Seconds to wait for the answer before a job is given instead.")]
+Wait = Annotated[
+    float, Field(strict=True, ge=0, description="Seconds to wait for the answer before a job is given instead.")
+]
 
 
 def _date(value: Any) -> Any:

@@ -119,6 +119,12 @@ def test_a_new_version_without_a_sample_is_refitted_for_and_until_then_the_old_o
     assert [adapter["ref"] for adapter in answer["selection"]["selected"]] == ["leaving/law@1"]
 
 
+@pytest.mark.parametrize("wait", [True, "1"])
+def test_seconds_to_wait_are_a_number(world: World, wait: Any) -> None:
+    answer = world.client.post("/v1/selectors", json={"selector": {"kind": "uniform"}, "wait": wait})
+    assert refusal(answer, 400) == "Field 'wait': input should be a valid number."
+
+
 # --- aliases --------------------------------------------------------------------------------------
 
 
@@ -149,6 +155,8 @@ def test_an_alias_moves_by_compare_and_set(world: World) -> None:
         ("Best", {"version": 1}, 400),
         ("best", {"version": 9}, 404),
         ("best", {"version": 0}, 400),
+        ("best", {"version": True}, 400),
+        ("best", {"version": "1"}, 400),
         ("best", {}, 400),
         ("-best", {"version": 1}, 400),
     ],
