@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
+from registry.catalogue.rows import JobState
 from registry.errors import Busy, NotFound, Unavailable
 from service.http.answers.events import event_comment
 from service.http.answers.jobs import check_reach, gains_by_base, visible_job_body
@@ -29,7 +30,7 @@ def list_jobs(
     services: AppServices,
     principal: Reader,
     kind: str | None = None,
-    state: str | None = None,
+    state: JobState | None = None,
     limit: Limit = None,
     cursor: Cursor = None,
 ) -> JobList:

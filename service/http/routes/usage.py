@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import date
 from functools import partial
 from operator import attrgetter
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Response
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from registry.catalogue.rows import Page
 from registry.catalogue.usage import GROUPS, NUMBERS, UsageFilter, UsageRow
@@ -30,12 +31,22 @@ Anyone = Annotated[Principal, Depends(needs("read", "write", "infer", "admin"))]
 Word = Annotated[str | None, Field(max_length=200)]
 
 
+def _day(value: Any) -> Any:
+    """Refuse numbers, which would be seconds or milliseconds since 1970."""
+    if isinstance(value, str) and not re.match(r"\d{4}-", value, re.ASCII):
+        raise ValueError("must be a day as YYYY-MM-DD, such as 2026-01-31")
+    return value
+
+
+Day = Annotated[date | None, BeforeValidator(_day)]
+
+
 class UsageListQuery(Frozen):
     """Filters and groups of usage, its format and its paging."""
 
-    since: date | None = None
+    since: Day = None
     """Only usage from this day on (UTC)."""
-    until: date | None = None
+    until: Day = None
     """Only usage before this day (UTC)."""
     key_id: Word = None
     namespace: Word = None

@@ -272,6 +272,10 @@ def test_bad_queries(world: World, query: str) -> None:
     refusal_with_code(world.client.get(f"/v1/adapters?{query}"), 400, "invalid_parameter")
 
 
+def test_jobs_have_no_unknown_state(world: World) -> None:
+    assert "'state'" in refusal(world.client.get("/v1/jobs?state=done"), 400)
+
+
 @pytest.mark.parametrize(("base_model", "count"), [(BASE_ID, 1), (f"base/{BASE_ID}", 1), ("base/none", 0)])
 def test_a_base_model_is_named_by_its_id_or_its_ref(world: World, base_model: str, count: int) -> None:
     world.push("based/law", seed=63)

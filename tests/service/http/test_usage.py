@@ -134,7 +134,14 @@ def test_sums_by_less_and_days(world: World) -> None:
     assert (row["key_id"], row["namespace"], row["model"], row["requests"]) == (None, None, "base/tiny", 2)
     assert usage(world, headers, until=row["day"])["data"] == []
     assert usage(world, headers, since=row["day"])["data"]
-    for wrong in ({"by": "hour"}, {"since": "yesterday"}, {"format": "xml"}, {"cursor": "x"}, {"limit": 0}):
+    for wrong in (
+        {"by": "hour"},
+        {"since": "yesterday"},
+        {"since": "0"},
+        {"format": "xml"},
+        {"cursor": "x"},
+        {"limit": 0},
+    ):
         assert world.client.get("/v1/usage", params=wrong).status_code == 400, wrong
 
 
