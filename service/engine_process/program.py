@@ -103,7 +103,8 @@ class EngineProgram:
     def _flush(self) -> None:
         """Send the tokens since the last message, and how many texts of each request are scored."""
         with self._flushing, suppress(Unavailable):
-            rows = {number: ticket.rows_done for number, ticket in list(self._tickets.items())}
+            tickets = self._tickets.copy()  # a list of items may run the garbage collector, and so other threads
+            rows = {number: ticket.rows_done for number, ticket in tickets.items()}
             changed = {number: done for number, done in rows.items() if done != self._rows_done.get(number, 0)}
             self._rows_done = rows
             deltas = [self._deltas.popleft() for _ in range(len(self._deltas))]

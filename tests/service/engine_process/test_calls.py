@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +16,13 @@ from typing import Any
 import pytest
 
 from registry.errors import Unavailable
+from registry.spec import BlobPlace
+from service.engine import EngineLimits
 from service.engine_process.calls import Peer
 from service.engine_process.child import EngineChild
 from service.engine_process.client import ProcessEngine
+from service.engine_process.plan import EnginePlan
+from service.engine_process.program import EngineProgram
 
 PATIENCE = 20.0
 
@@ -76,3 +83,28 @@ def test_nothing_is_sent_to_a_process_before_it_serves(
         assert (name, call.result(PATIENCE)) == ("check_admission", None)
     finally:
         engine.stop()
+
+
+def test_requests_are_queued_while_the_process_sends_progress(
+    ends: tuple[Connection, Connection], tmp_path: Path
+) -> None:
+    """Up to Python 3.11 the garbage collector runs within allocations, and other threads with it."""
+    ours, theirs = ends
+    program = EngineProgram(
+        ours, EnginePlan(bases={}, blobs=BlobPlace(folder=tmp_path), cache=tmp_path, limits=EngineLimits())
+    )
+    tickets: dict[int, Any] = dict.fromkeys(range(8000), SimpleNamespace(rows_done=1))  # a list of them is collected
+    program._tickets = tickets
+    with collecting(lambda *_: tickets.setdefault(len(tickets), tickets[0])):
+        program._flush()
+    assert theirs.recv()[:2] == (0, "step")
+
+
+@contextmanager
+def collecting(callback: Callable[..., object]) -> Iterator[None]:
+    """Call `callback` at the start and end of every garbage collection."""
+    gc.callbacks.append(callback)
+    try:
+        yield
+    finally:
+        gc.callbacks.remove(callback)
