@@ -29,7 +29,10 @@ class RequestProgress:
         return True
 
     def report_end(self, group: SequenceGroup, status: str, token_counts: tuple[int, int]) -> RequestTimeline:
-        """Call `on_end` and the observer, and return the timeline; `token_counts` are tokens read and generated."""
+        """Call `on_end` and the observer, and return the timeline; `token_counts` are tokens read and generated.
+
+        An error of theirs is logged only: other requests have to end too.
+        """
         timeline = group.ticket.timeline = RequestTimeline(
             group.base_id,
             group.digest,
@@ -40,10 +43,13 @@ class RequestProgress:
             time.monotonic(),
             *token_counts,
         )
-        if group.request.on_end is not None:
-            group.request.on_end(*token_counts)
-        if self._observer is not None:
-            self._observer(timeline)
+        try:
+            if group.request.on_end is not None:
+                group.request.on_end(*token_counts)
+            if self._observer is not None:
+                self._observer(timeline)
+        except Exception:
+            log.exception("the end of a request could not be reported")
         return timeline
 
 

@@ -400,6 +400,15 @@ def test_a_listener_that_raises_fails_its_requests_alone(base: LoadedBase, liste
     assert good.result(0).choices[0].token_ids == reference(base, prompts[2], 5, None)
 
 
+def test_a_listener_to_the_end_that_raises_takes_no_answer_from_anybody(
+    base: LoadedBase, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = Mock(side_effect=RuntimeError("event loop is closed"))
+    good = GenerateRequest("tiny", prompts_of(base)[0], params=greedy(5))
+    assert all(answered(engine_of(base), replace(good, on_end=broken), good))
+    assert "event loop is closed" in caplog.text
+
+
 def test_who_listens_to_several_requests_is_told_of_a_step_once_behind_its_tokens(base: LoadedBase) -> None:
     engine, prompts = engine_of(base), prompts_of(base)
     events: list[object] = []
