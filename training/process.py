@@ -51,6 +51,8 @@ class Child:
         self._setup, self._called, self.grace = setup, called, grace
         self._process: subprocess.Popen[bytes] | None = None
         self._pending = b""
+        self._unsent = memoryview(b"")
+        """Input that the child has not read yet: a pipe holds 64 KiB, and a child that starts reads nothing."""
         self._progress: tuple[int, int, str] | None = None
         """Progress of the current request; None without one."""
 
@@ -78,7 +80,7 @@ class Child:
         """Send a request, whose answer `poll` returns; raises OSError if no process can be started."""
         if self._process is not None:
             with suppress(OSError):
-                self._write_line(request)
+                self._write(_line(request))
                 self._progress = waiting
                 return
             self.end()
@@ -90,17 +92,19 @@ class Child:
             bufsize=0,
             start_new_session=True,  # Ctrl-C is for the parent, which then ends this one
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         try:
-            self._write_line(self._setup)
-            self._write_line(request)
+            self._write(_line(self._setup) + _line(request))
         except OSError:
             self.end()
             raise
 
-    def _write_line(self, value: Json) -> None:
+    def _write(self, data: bytes | memoryview) -> None:
+        """Write as much as the pipe takes now; `poll` writes the rest."""
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(canonical_json(value) + b"\n")
+        self._unsent = memoryview(data)[self._process.stdin.write(data) or 0 :]
 
     def poll(self, seconds: float, progress: Progress) -> Json | None:
         """Wait for the answer; None if it does not come within `seconds`, after a call of `progress`.
@@ -121,13 +125,27 @@ class Child:
 
     def _lines(self, seconds: float) -> list[Json]:
         assert self._process is not None
-        if not _has_output(self, seconds):
+        if not self._has_output(seconds):
             return []
         chunk = os.read(self.fileno(), CHUNK)
         if not chunk:
             raise EOFError(self._process.wait())
         *lines, self._pending = (self._pending + chunk).split(b"\n")
         return [json.loads(line) for line in lines]
+
+    def _has_output(self, seconds: float) -> bool:
+        """Return True if the child has output, after at most `seconds`. Writes input for which there is room."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with selectors.DefaultSelector() as watched:  # select() is limited to descriptors below 1,024
+            watched.register(self.fileno(), selectors.EVENT_READ)
+            if self._unsent:
+                watched.register(self._process.stdin, selectors.EVENT_WRITE)
+            ready = watched.select(seconds)
+        if self._unsent:
+            with suppress(OSError):  # the child has ended: its output says so
+                self._write(self._unsent)
+        return any(key.events == selectors.EVENT_READ for key, _ in ready)
 
     @property
     def pid(self) -> int | None:
@@ -143,6 +161,7 @@ class Child:
     def ask_to_end(self) -> None:
         """Close its standard input, which asks it to stop."""
         if self._process is not None and self._process.stdin is not None:
+            self._unsent = memoryview(b"")
             with suppress(OSError):
                 self._process.stdin.close()
 
@@ -163,11 +182,8 @@ class Child:
         self._process, self._pending, self._progress = None, b"", None
 
 
-def _has_output(child: Child, seconds: float) -> bool:
-    """Return True if the child has output within `seconds`."""
-    with selectors.DefaultSelector() as watched:  # select() is limited to descriptors below 1,024
-        watched.register(child.fileno(), selectors.EVENT_READ)
-        return bool(watched.select(seconds))
+def _line(value: Json) -> bytes:
+    return canonical_json(value) + b"\n"
 
 
 def lower_priority(niceness: int, *, group: Path = AUTOGROUP) -> None:

@@ -417,6 +417,7 @@ def test_the_base_is_as_it_was_and_what_is_wrong_is_told(gpt2: LoadedBase, kind:
 
 
 WAITING = (0, 1, "waiting")
+MORE_THAN_A_PIPE_HOLDS = "x" * 200_000
 
 
 @pytest.fixture
@@ -430,26 +431,28 @@ def stop_at_once(_done: int, _total: int, _message: str) -> None:
     raise Cancelled("enough")
 
 
-def killed(child: Child) -> None:
-    os.kill(child.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+def signalled(child: Child, number: int) -> None:
+    """Kill or stop the child, and wait until it is dead or stands still."""
+    os.kill(child.pid, number)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
 
 
 @pytest.mark.slow
 def test_a_child_that_died_between_two_requests_is_started_again(child: Child) -> None:
     assert child.ask({"seconds": 0}, silent, waiting=WAITING) == {"slept": 0}
     old_pid = child.pid
-    killed(child)
-    assert child.ask({"seconds": 0}, silent, waiting=WAITING) == {"slept": 0}
+    signalled(child, signal.SIGKILL)
+    assert child.ask({"seconds": 0, "text": MORE_THAN_A_PIPE_HOLDS}, silent, waiting=WAITING) == {"slept": 0}
     assert child.pid != old_pid
 
 
 @pytest.mark.slow
-def test_whoever_waits_for_a_child_that_was_started_again_can_cancel(child: Child) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["started_again", "reads_nothing"])
+def test_whoever_waits_for_a_child_can_cancel(child: Child, number: int) -> None:
     assert child.ask({"seconds": 0}, silent, waiting=WAITING) == {"slept": 0}
-    killed(child)
+    signalled(child, number)
     with pytest.raises(Cancelled):
-        child.ask({"seconds": 20}, stop_at_once, waiting=WAITING)
+        child.ask({"seconds": 20, "text": MORE_THAN_A_PIPE_HOLDS}, stop_at_once, waiting=WAITING)
     assert child.pid is None, "what it would answer next is not for the next caller"
 
 
