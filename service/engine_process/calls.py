@@ -21,7 +21,7 @@ from service.engine.progress import as_soup_error, without_frames
 log = logging.getLogger("soup.engine")
 
 MAX_CALLS = 64
-"""Calls that are answered at once; a server has fewer threads that call."""
+"""Calls that are answered at once; further ones wait."""
 CALL_SECONDS = 60.0
 """How long a call waits for its answer by default."""
 _ANSWER = "answer"
@@ -47,12 +47,20 @@ class Peer:
         self._gone = gone
         self._sending = threading.Lock()
         self._numbers = count(1)
+        self._unsent: dict[int, tuple[Any, ...]] = {}
+        """Calls that wait to be sent, by number: a caller takes back what the other end has not begun to read."""
         self._unanswered: dict[int, Future[Any]] = {}
+        self._sender = ThreadPoolExecutor(1, "engine-sends")
+        """Sends what nobody may wait for: the other end may stand still."""
         self._pool = ThreadPoolExecutor(MAX_CALLS, "engine-calls")
 
     def tell(self, name: str, *arguments: Any) -> None:
-        """Send a message."""
+        """Send a message; waits while the other end does not read."""
         self.send(0, name, arguments)
+
+    def tell_soon(self, name: str, *arguments: Any) -> None:
+        """Send a message after the calls before it, without waiting: for event loops."""
+        self._send_soon(self.tell, name, *arguments)
 
     def call(
         self,
@@ -63,15 +71,19 @@ class Peer:
     ) -> Any:
         """Return the other end's answer to a call; raises its error, and Unavailable without one in `seconds`.
 
-        `on_late` is called when the answer comes after that, or the connection is closed.
+        `on_late` is called when the answer to a call that was sent comes after that, or the connection is closed.
         """
         number = next(self._numbers)
+        self._unsent[number] = (number, name, arguments)
         future = self._unanswered[number] = Future()
         try:
-            self.send(number, name, arguments)
+            self._send_soon(self._send_call, number)
             return future.result(seconds)
         except TimeoutError:
-            future.add_done_callback(lambda _answered: on_late())
+            if self._unsent.pop(number, None) is None:
+                future.add_done_callback(lambda _answered: on_late())
+            else:
+                self._unanswered.pop(number, None)
             raise Unavailable(f"The engine's process has not answered in {seconds:g} seconds: try again.") from None
         except BaseException:
             self._unanswered.pop(number, None)
@@ -89,8 +101,9 @@ class Peer:
         finally:
             with self._sending:
                 self._connection.close()
-            for future in list(self._unanswered.values()):
-                future.set_exception(Unavailable(self._gone))
+            self._sender.shutdown(wait=False)  # first, so that calls after the loop are refused
+            for number in list(self._unanswered):
+                self._take_answer(number, None, Unavailable(self._gone))
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _receive(self, number: int, name: str, arguments: tuple[Any, ...]) -> None:
@@ -118,6 +131,21 @@ class Peer:
             future.set_exception(error)
         else:
             future.set_result(answer)
+
+    def _send_soon(self, send: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._sender.submit(send, *arguments)
+        except RuntimeError:  # it is shut down
+            raise Unavailable(self._gone) from None
+
+    def _send_call(self, number: int) -> None:
+        message = self._unsent.pop(number, None)
+        if message is None:  # nobody waits for it
+            return
+        try:
+            self.send(*message)
+        except Exception as error:
+            self._take_answer(number, None, error)
 
     def send(self, *message: Any) -> None:
         """Send values; the first ones of a connection are taken before the other end serves it."""

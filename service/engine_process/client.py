@@ -157,7 +157,7 @@ class ProcessEngine(RemoteEngine):
 
     def _cancel(self, peer: Peer, numbers: Sequence[int]) -> None:
         with suppress(Unavailable):
-            peer.tell("cancel", numbers)
+            peer.tell_soon("cancel", numbers)
 
     # --- the thread that starts the process and takes its messages --------------------------------
 

@@ -36,7 +36,7 @@ def ends() -> Iterator[tuple[Connection, Connection]]:
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(3) as pool:
         yield pool
 
 
@@ -53,6 +53,24 @@ def test_a_message_that_cannot_be_read_closes_the_connection(
         call.result(PATIENCE)
     serving.result(PATIENCE)
     assert ours.closed
+
+
+def test_nobody_waits_longer_for_an_end_that_does_not_read_than_for_its_answer(
+    pool: ThreadPoolExecutor, ends: tuple[Connection, Connection]
+) -> None:
+    ours, theirs = ends
+    peer = Peer(ours, calls={}, messages={}, gone="It is gone.")
+    serving, submit = pool.submit(peer.serve), pool.submit(peer.call, "submit", bytes(10_000_000))
+    assert theirs.poll(PATIENCE)
+    with pytest.raises(Unavailable, match="not answered"):
+        pool.submit(peer.call, "counters", seconds=0.01).result(PATIENCE)
+    peer.tell_soon("cancel", [1])
+    assert [theirs.recv()[1] for _ in range(2)] == ["submit", "cancel"], "nobody waits for the other call"
+    theirs.close()
+    serving.result(PATIENCE)
+    for call in (submit, pool.submit(peer.call, "counters")):
+        with pytest.raises(Unavailable, match="It is gone"):
+            call.result(PATIENCE)
 
 
 def test_nothing_is_sent_to_a_process_before_it_serves(
