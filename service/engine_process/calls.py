@@ -51,7 +51,7 @@ class Peer:
         """Calls that wait to be sent, by number: a caller takes back what the other end has not begun to read."""
         self._unanswered: dict[int, Future[Any]] = {}
         self._sender = ThreadPoolExecutor(1, "engine-sends")
-        """Sends what nobody may wait for: the other end may stand still."""
+        """Sends calls, so that their callers wait no longer than their deadline for an end that does not read."""
         self._pool = ThreadPoolExecutor(MAX_CALLS, "engine-calls")
 
     def tell(self, name: str, *arguments: Any) -> None:
