@@ -63,13 +63,15 @@ def locked(folder: Path, conflict: str) -> Iterator[None]:
     folder that stays empty is removed.
     """
     handle, created = _lock(folder, conflict)
+    owner = os.getpid()
     try:
         yield
     finally:
-        if created and _is_current(handle, folder):
-            with suppress(OSError):  # something was saved
-                folder.rmdir()
-        fcntl.flock(handle, fcntl.LOCK_UN)  # a forked child may have the folder open still
+        if os.getpid() == owner:  # a forked child that ends must not release the lock of its parent
+            if created and _is_current(handle, folder):
+                with suppress(OSError):  # something was saved
+                    folder.rmdir()
+            fcntl.flock(handle, fcntl.LOCK_UN)  # and may have the folder open still
         os.close(handle)
 
 

@@ -59,7 +59,7 @@ def matching(table: Table, **values: str | None) -> list[ColumnElement[bool]]:
 
 
 def names_etag(if_match: str | None, etag: str) -> bool:
-    """Return True if `if_match` is None or names an etag: it is one, or a list as in the header, or `*` for any."""
+    """Return True if `if_match`, the value of an If-Match header, is None, contains `etag`, or is `*`."""
     return if_match is None or any(
         name.strip().removeprefix("W/").strip('"') in {etag, "*"} for name in if_match.split(",")
     )

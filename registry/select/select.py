@@ -15,7 +15,7 @@ import numpy as np
 from registry.catalogue.rows import SelectorRow
 from registry.context import Caller, Registry
 from registry.encoders.contract import Encoder
-from registry.errors import InvalidSample, Unavailable
+from registry.errors import InvalidSample, NotFound, Unavailable
 from registry.progress import Progress
 from registry.samples.sample import CheckedSample, Vectors, embed_texts
 from registry.select.fitted import current_selector, current_state, load_selector, record_use
@@ -78,9 +78,9 @@ class Chosen:
 class SelectQuery:
     """The pool and the selector to choose with, for all of a sample or some of its `passages`, by index.
 
-    The best `listed` adapters that are not chosen are named, all with None, and as many that the selector does not
-    know. Without `scored` the vectors come without
-    the base model's losses. Adapters that have learnt from the sample are ranked only with `include_learnt`.
+    At most `listed` adapters that are not chosen are named, and at most `listed` that the selector does not know; all
+    with None. Without `scored` the vectors come without the base model's losses. Adapters that have learnt from the
+    sample are ranked only with `include_learnt`.
     """
 
     pool: PoolRequest
@@ -154,10 +154,15 @@ def select_for_prompt(
     selector = load_selector(registry, state)
     ranking = selector.rank(vectors, options=options)
     passing = {candidate.member.ref for candidate in ranking.ranked[: ranking.ranked.num_passing]}
-    with registry.database.read() as catalogue:
-        if passing != catalogue.adapters.live_refs(passing):  # all members are only read where that changes the choice
-            gone = gone_members(catalogue, catalogue.selectors.get(None, state.id))  # a refit may serve by now
-            ranking = selector.rank(vectors, options=options, exclude=gone)
+    try:
+        with registry.database.read() as catalogue:
+            if passing != catalogue.adapters.live_refs(
+                passing
+            ):  # all members are only read where it changes the choice
+                gone = gone_members(catalogue, catalogue.selectors.get(None, state.id))  # a refit may serve by now
+                ranking = selector.rank(vectors, options=options, exclude=gone)
+    except NotFound:  # it was replaced, and collected
+        raise _not_fitted(registry, requested) from None
     best = [candidate for candidate in ranking.ranked[: options.most] if candidate.passes]
     return PromptSelection({candidate.member.ref: candidate.score for candidate in best}, ranking.evidence.novelty)
 

@@ -86,6 +86,7 @@ class Peer:
                 self._unanswered.pop(number, None)
             raise Unavailable(f"The engine's process has not answered in {seconds:g} seconds: try again.") from None
         except BaseException:
+            self._unsent.pop(number, None)
             self._unanswered.pop(number, None)
             raise
 

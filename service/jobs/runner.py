@@ -270,10 +270,9 @@ class JobRunner:
         """Return True if it was cancelled, or its success was stored without an answer; else another worker has it."""
         with self._database.read() as catalogue:
             state = catalogue.jobs.get(None, row.id).state
-        if state in ("cancelled", "succeeded"):
+        if state == "cancelled":  # else whoever stored the success counts it
             self._ended(row.kind, state)
-            return True
-        return False
+        return state in ("cancelled", "succeeded")
 
     def _store(self, change: Callable[[Jobs], bool]) -> bool:
         """Change a job's row in its own transaction; False if this worker no longer has the job."""

@@ -54,10 +54,12 @@ def owned(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
+        owner = os.getpid()
         try:
             yield
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a forked child may have the file open still
+            if os.getpid() == owner:  # a forked child that ends must not release the lock of its parent
+                fcntl.flock(file, fcntl.LOCK_UN)  # and may have the file open still
 
 
 def _close_to_others(folder: Path) -> None:

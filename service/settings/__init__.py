@@ -220,12 +220,16 @@ class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, Retentio
         "at once. Other cooks, fits and evaluations run one at a time. 0: all of these stay queued.",
     )
     job_queue_per_key: int = Field(
-        100, ge=1, description="Maximum number of waiting and running jobs of one kind of one key; 429 beyond it."
+        100,
+        ge=1,
+        description="Maximum number of waiting and running jobs of one kind of one key, without the fits that pushes "
+        "queue; 429 beyond it.",
     )
     job_queue: int = Field(
         1000,
         ge=1,
-        description="Maximum number of waiting and running jobs of one kind of all keys together; 429 beyond it.",
+        description="Maximum number of waiting and running jobs of one kind of all keys together, without the fits "
+        "that pushes queue; 429 beyond it.",
     )
     job_lease_seconds: Seconds = Field(
         60.0, gt=0, description="If a running job sends no heartbeat for this long, it returns to the queue."

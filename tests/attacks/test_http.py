@@ -27,7 +27,7 @@ def raw(
     body: bytes = b"",
     *,
     status: int = 400,
-    code: str = "",
+    code: str = "invalid",
     says: str = "Invalid",
     first: str = "POST /v1/completions HTTP/1.1",
 ) -> Attack:

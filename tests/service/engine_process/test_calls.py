@@ -109,7 +109,8 @@ def test_requests_are_queued_while_the_process_sends_progress(
     """Up to Python 3.11 the garbage collector runs within allocations, and other threads with it."""
     ours, theirs = ends
     program = EngineProgram(
-        ours, EnginePlan(bases={}, blobs=BlobPlace(folder=tmp_path), cache=tmp_path, limits=EngineLimits())
+        ours,
+        EnginePlan(bases={}, blobs=BlobPlace(folder=tmp_path), cache=tmp_path, limits=EngineLimits(), log_level="info"),
     )
     tickets: dict[int, Any] = dict.fromkeys(range(8000), SimpleNamespace(rows_done=1))  # a list of them is collected
     program._tickets = tickets
