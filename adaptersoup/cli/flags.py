@@ -206,7 +206,7 @@ def base_id(value: str | None) -> str | None:
 def nonempty_path(text: str) -> Path:
     """The path of an option or argument; raises BadParameter for an empty one."""
     if not text:
-        raise typer.BadParameter("The path is empty: leave it out, or write . for the current folder.")
+        raise typer.BadParameter("The path is empty. For the current folder write a dot.")
     return Path(text)
 
 

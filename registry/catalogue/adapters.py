@@ -17,10 +17,11 @@ from sqlalchemy import ColumnElement, Select, Table, Text, and_, cast, exists, f
 
 from registry.catalogue.listing import CONFIG, NEWER, Listing, adapter_of, has_learnt_from, superseded, unreadable
 from registry.catalogue.removals import Removals
-from registry.catalogue.repository import Repository, matching, names_etag, now, seen_by
+from registry.catalogue.repository import Repository, is_expected, matching, now, seen_by
 from registry.catalogue.rows import (
     AdapterFilters,
     AdapterRow,
+    Etags,
     ListedRow,
     Namespaces,
     NewAdapter,
@@ -91,9 +92,9 @@ class Adapters(Repository[AdapterRow]):
         return self.get(id)
 
     def update_card(
-        self, id: int, *, card: Card | None = None, domain: str | None = None, if_match: str | None = None
+        self, id: int, *, card: Card | None = None, domain: str | None = None, if_match: Etags = None
     ) -> AdapterRow:
-        """Change the card or the domain of an adapter; raises PreconditionFailed unless `if_match` names its etag."""
+        """Change the card or the domain of an adapter; raises PreconditionFailed if `if_match` has not its etag."""
         row = self.get(id)
         card, domain = card or row.card, domain or row.domain
         values = {"card": card.model_dump(mode="json"), "domain": domain, "revision": adapters.c.revision + 1}
@@ -123,10 +124,10 @@ class Adapters(Repository[AdapterRow]):
         self._update(adapters, adapters.c.id == id, LIVE, retired_at=at or now(), revision=adapters.c.revision + 1)
         return self.get(id)
 
-    def restore(self, id: int, *, if_match: str | None = None) -> AdapterRow:
+    def restore(self, id: int, *, if_match: Etags = None) -> AdapterRow:
         """Restore a retired version, so that names resolve to it again; a live one stays as it is.
 
-        Raises PreconditionFailed if it is retired and `if_match` does not name its etag.
+        Raises PreconditionFailed if it is retired and `if_match` has not its etag.
         """
         row = self.get(id)
         is_restorable = and_(adapters.c.id == id, adapters.c.retired_at.is_not(None), _is_unchanged(row, if_match))
@@ -336,10 +337,10 @@ def _newest_first(query: Select[Any]) -> Select[Any]:
     return query.order_by(adapters.c.version.desc())
 
 
-def _is_unchanged(row: AdapterRow, if_match: str | None) -> ColumnElement[bool]:
-    """The condition that the row has the revision that was read, and that `if_match` names its etag."""
+def _is_unchanged(row: AdapterRow, if_match: Etags) -> ColumnElement[bool]:
+    """The condition that the row has the revision that was read, and the etag is expected."""
     is_same = adapters.c.revision == int(row.etag.rpartition("-")[2])
-    return is_same if names_etag(if_match, row.etag) else false()
+    return is_same if is_expected(row.etag, if_match) else false()
 
 
 def _changed_since_read(row: AdapterRow, etag: str) -> PreconditionFailed:

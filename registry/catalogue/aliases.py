@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter
 from sqlalchemy import ColumnElement, and_, select, tuple_
 
-from registry.catalogue.repository import Repository, names_etag
-from registry.catalogue.rows import AliasRow
+from registry.catalogue.repository import Repository, is_expected
+from registry.catalogue.rows import AliasRow, Etags
 from registry.catalogue.tables import aliases
 from registry.errors import NotFound, PreconditionFailed
 
@@ -37,8 +37,8 @@ class Aliases(Repository[AliasRow]):
         query = select(aliases).where(tuple_(aliases.c.namespace, aliases.c.name).in_(names))
         return sorted(self._all(query), key=lambda row: (row.namespace, row.name, row.alias))
 
-    def put(self, namespace: str, name: str, alias: str, version: int, *, if_match: str | None = None) -> AliasRow:
-        """Point an alias at a version; raises PreconditionFailed if `if_match` does not name its present etag.
+    def put(self, namespace: str, name: str, alias: str, version: int, *, if_match: Etags = None) -> AliasRow:
+        """Point an alias at a version; raises PreconditionFailed if `if_match` has not its present etag.
 
         One UPDATE of the revision that was read, so that no concurrent change is lost.
         """
@@ -53,7 +53,7 @@ class Aliases(Repository[AliasRow]):
         assert row is not None
         return row
 
-    def delete(self, namespace: str, name: str, alias: str, *, if_match: str | None = None) -> None:
+    def delete(self, namespace: str, name: str, alias: str, *, if_match: Etags = None) -> None:
         """Remove an alias; raises NotFound, or PreconditionFailed."""
         present = self.get(namespace, name, alias)
         if present is None:
@@ -63,7 +63,7 @@ class Aliases(Repository[AliasRow]):
 
     def _check_changed(self, previous: AliasRow, rows: int) -> None:
         if rows == 0:
-            _check(self.get(previous.namespace, previous.name, previous.alias), previous.etag)
+            _check(self.get(previous.namespace, previous.name, previous.alias), frozenset({previous.etag}))
 
 
 def _has_key(namespace: str, name: str, alias: str) -> ColumnElement[bool]:
@@ -76,7 +76,7 @@ def _is_unchanged(row: AliasRow) -> ColumnElement[bool]:
     return and_(_has_key(row.namespace, row.name, row.alias), aliases.c.revision == revision)
 
 
-def _check(present: AliasRow | None, if_match: str | None) -> None:
-    if if_match is not None and (present is None or not names_etag(if_match, present.etag)):
+def _check(present: AliasRow | None, if_match: Etags) -> None:
+    if if_match is not None and (present is None or not is_expected(present.etag, if_match)):
         state = "does not exist" if present is None else f"is now at version {present.version} (etag {present.etag})"
         raise PreconditionFailed(f"The alias {state}: read it again before changing it.", param="if-match")

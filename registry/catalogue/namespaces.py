@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import TypeAdapter
 from sqlalchemy import and_, select
 
-from registry.catalogue.repository import Repository, names_etag
-from registry.catalogue.rows import NamespaceRow
+from registry.catalogue.repository import Repository, is_expected
+from registry.catalogue.rows import Etags, NamespaceRow
 from registry.catalogue.tables import namespaces
 from registry.errors import PreconditionFailed
 
@@ -32,8 +32,8 @@ class NamespaceSettings(Repository[NamespaceRow]):
         row = self._first(select(namespaces).where(namespaces.c.namespace == namespace))
         return row or self._row({**DEFAULTS, "namespace": namespace, "revision": 0})
 
-    def set(self, namespace: str, changes: Mapping[str, Any], *, if_match: str | None = None) -> NamespaceRow:
-        """Change settings, by their names; raises PreconditionFailed if `if_match` does not name their etag.
+    def set(self, namespace: str, changes: Mapping[str, Any], *, if_match: Etags = None) -> NamespaceRow:
+        """Change settings, by their names; raises PreconditionFailed if `if_match` has not their etag.
 
         One UPDATE of the revision that was read, so that no concurrent change is lost.
         """
@@ -45,12 +45,12 @@ class NamespaceSettings(Repository[NamespaceRow]):
         else:
             is_unchanged = and_(namespaces.c.namespace == namespace, namespaces.c.revision == revision)
             if self._update(namespaces, is_unchanged, **changes, revision=revision + 1) == 0:
-                _check(self.get(namespace), present.etag)
+                _check(self.get(namespace), frozenset({present.etag}))
         return self.get(namespace)
 
 
-def _check(present: NamespaceRow, if_match: str | None) -> None:
-    if not names_etag(if_match, present.etag):
+def _check(present: NamespaceRow, if_match: Etags) -> None:
+    if not is_expected(present.etag, if_match):
         raise PreconditionFailed(
             f"The settings of namespace {present.namespace!r} are now at etag {present.etag}: read them again before "
             "changing them.",

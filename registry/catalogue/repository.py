@@ -28,7 +28,7 @@ from sqlalchemy import (
     update,
 )
 
-from registry.catalogue.rows import Namespaces, Page
+from registry.catalogue.rows import Etags, Namespaces, Page
 from registry.errors import InvalidParameter
 
 Row = TypeVar("Row")
@@ -58,11 +58,9 @@ def matching(table: Table, **values: str | None) -> list[ColumnElement[bool]]:
     return [table.c[name] == value for name, value in values.items() if value is not None]
 
 
-def names_etag(if_match: str | None, etag: str) -> bool:
-    """Return True if `if_match`, the value of an If-Match header, is None, contains `etag`, or is `*`."""
-    return if_match is None or any(
-        name.strip().removeprefix("W/").strip('"') in {etag, "*"} for name in if_match.split(",")
-    )
+def is_expected(etag: str, if_match: Etags) -> bool:
+    """Return True if `if_match` is None, or has `etag`, or `*` for any."""
+    return if_match is None or not if_match.isdisjoint((etag, "*"))
 
 
 class TableGateway:

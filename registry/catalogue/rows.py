@@ -26,6 +26,8 @@ from registry.spec import (
 
 Namespaces = tuple[str, ...] | None
 """The visible namespaces; None is all."""
+Etags = frozenset[str] | None
+"""The etags of which a row has to have one, before it is changed; `*` stands for any, None for no condition."""
 Kind = Literal["adapter", "soup"]
 SampleState = Literal["none", "pending", "ready", "failed"]
 ENQUEUED_BY_PUSHES = ("embed", "fit")

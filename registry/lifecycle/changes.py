@@ -11,7 +11,7 @@ from typing import Any
 
 from registry.catalogue import Catalogue
 from registry.catalogue.repository import now
-from registry.catalogue.rows import AdapterRow, AliasRow
+from registry.catalogue.rows import AdapterRow, AliasRow, Etags
 from registry.catalogue.usage import UsageKey, UsageSum
 from registry.context import Caller, Registry
 from registry.errors import Forbidden
@@ -21,11 +21,11 @@ from registry.select.pools import enqueue_refits
 
 
 def change(
-    registry: Registry, caller: Caller, adapter_id: int, changes: Mapping[str, Any], *, if_match: str | None
+    registry: Registry, caller: Caller, adapter_id: int, changes: Mapping[str, Any], *, if_match: Etags
 ) -> AdapterRow:
     """Change the card or domain of a version, or the owner of all versions of its name, as `changes` has them.
 
-    Raises PreconditionFailed if `if_match` does not name the version's etag.
+    Raises PreconditionFailed if `if_match` has not the version's etag.
     """
     owner = {"owner": changes["owner"] or ""} if "owner" in changes else {}
     with registry.database.write() as catalogue:
@@ -56,7 +56,7 @@ def retire(registry: Registry, caller: Caller, ref: NameRef, *, is_admin: bool) 
     return rows
 
 
-def restore(registry: Registry, caller: Caller, adapter_id: int, *, if_match: str | None) -> AdapterRow:
+def restore(registry: Registry, caller: Caller, adapter_id: int, *, if_match: Etags) -> AdapterRow:
     """Restore a retired version; a live one does not change. Raises QuotaExceeded and PreconditionFailed.
 
     Counts as a use without a request, or the next collection would retire an unnamed soup again.
@@ -74,7 +74,7 @@ def restore(registry: Registry, caller: Caller, adapter_id: int, *, if_match: st
 
 
 def put_alias(
-    registry: Registry, caller: Caller, target: NameRef, alias: str, *, if_match: str | None, is_admin: bool
+    registry: Registry, caller: Caller, target: NameRef, alias: str, *, if_match: Etags, is_admin: bool
 ) -> AliasRow:
     """Point an alias at a version of its name. Raises as `delete_alias`, NotFound, Retired."""
     with registry.database.write() as catalogue:
@@ -87,7 +87,7 @@ def put_alias(
 
 
 def delete_alias(
-    registry: Registry, caller: Caller, ns: str, name: str, alias: str, *, if_match: str | None, is_admin: bool
+    registry: Registry, caller: Caller, ns: str, name: str, alias: str, *, if_match: Etags, is_admin: bool
 ) -> None:
     """Remove an alias. Raises Forbidden for a protected one unless the caller `is_admin`, and PreconditionFailed."""
     with registry.database.write() as catalogue:

@@ -156,9 +156,8 @@ def select_for_prompt(
     passing = {candidate.member.ref for candidate in ranking.ranked[: ranking.ranked.num_passing]}
     try:
         with registry.database.read() as catalogue:
-            if passing != catalogue.adapters.live_refs(
-                passing
-            ):  # all members are only read where it changes the choice
+            # all members are read only where that changes the choice
+            if passing != catalogue.adapters.live_refs(passing):
                 gone = gone_members(catalogue, catalogue.selectors.get(None, state.id))  # a refit may serve by now
                 ranking = selector.rank(vectors, options=options, exclude=gone)
     except NotFound:  # it was replaced, and collected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from registry.errors import Internal, SoupError
 from service.engine.request import RequestTimeline, timeline_observer
@@ -29,10 +30,7 @@ class RequestProgress:
         return True
 
     def report_end(self, group: SequenceGroup, status: str, token_counts: tuple[int, int]) -> RequestTimeline:
-        """Call `on_end` and the observer, and return the timeline; `token_counts` are tokens read and generated.
-
-        An error of theirs is logged only: other requests have to end too.
-        """
+        """Call `on_end` and the observer, and return the timeline; `token_counts` are tokens read and generated."""
         timeline = group.ticket.timeline = RequestTimeline(
             group.base_id,
             group.digest,
@@ -43,14 +41,18 @@ class RequestProgress:
             time.monotonic(),
             *token_counts,
         )
-        try:
-            if group.request.on_end is not None:
-                group.request.on_end(*token_counts)
-            if self._observer is not None:
-                self._observer(timeline)
-        except Exception:
-            log.exception("the end of a request could not be reported")
+        _call(group.request.on_end, *token_counts)
+        _call(self._observer, timeline)
         return timeline
+
+
+def _call(listener: Callable[..., None] | None, *arguments: object) -> None:
+    """Call a listener to the end of a request; its error is logged only, as other requests have to end too."""
+    try:
+        if listener is not None:
+            listener(*arguments)
+    except Exception:
+        log.exception("the end of a request could not be reported")
 
 
 def as_soup_error(error: Exception) -> SoupError:

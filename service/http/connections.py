@@ -165,9 +165,12 @@ class BoundedConnection(H11Protocol):
         self._update_deadlines()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are no HTTP request, and close the connection."""
-        self._send_error(Invalid(msg))
-        self._close()
+        """Answer bytes that are no HTTP request, unless an answer has begun, and close the connection."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._send_error(Invalid(msg))
+            self._close()
+        else:
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         """Stop producing the answer and start the client's deadline to read it: the buffer is full."""

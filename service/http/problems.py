@@ -274,8 +274,8 @@ def install(app: FastAPI) -> None:
             return response_of(soup_error, error.headers)
         code = NOT_ALLOWED if error.status_code == 405 else OTHER
         problem = Problem(message=f"{error.detail}.", type=error_type(error.status_code), param=None, code=code)
-        is_of_route = error.status_code == 405 and error.headers  # mounted files name no methods
-        headers = {"allow": _allowed_methods(request)} if is_of_route else error.headers
+        allowed = _allowed_methods(request) if error.status_code == 405 else ""
+        headers = {"allow": allowed} if allowed else error.headers  # mounted files name their own
         return ProblemResponse(ErrorBody(error=problem), error.status_code, headers)
 
     app.add_exception_handler(SoupError, ours)

@@ -179,10 +179,13 @@ def test_a_comparison_that_fails_leaves_nothing_behind_either(store: Store) -> N
 
 def test_a_comparison_that_is_interrupted_ends_its_cook(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     refs_before = {adapter.ref for adapter in store.adapters()}
+    cancel = Mock(wraps=store.client.cancel_job)
+    monkeypatch.setattr(store.client, "cancel_job", cancel)
     monkeypatch.setattr(store.client, "soup_of", Mock(side_effect=KeyboardInterrupt))
     sample = passages("court", 12, seed=1)
     with pytest.raises(KeyboardInterrupt):
         store.compare({"court": (sample, sample)}, {"all": {"selector": "uniform"}})
+    cancel.assert_called_once()
     assert next(store.client.jobs(limit=1)).finished_at is not None
     assert {adapter.ref for adapter in store.adapters()} == refs_before
 

@@ -173,7 +173,7 @@ class Editor:
         patch = patch_for(row)
         if patch is None:
             return False
-        body = change_adapter(ns, name, patch, self.services, self.principal, if_match=row.etag)
+        body = change_adapter(ns, name, patch, self.services, self.principal, if_match=frozenset({row.etag}))
         return body.etag != row.etag
 
 

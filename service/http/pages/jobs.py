@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, get_args
+from typing import get_args
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BeforeValidator
 
 from plots.style import THEMES
 from registry.catalogue.rows import JobState
@@ -16,7 +15,7 @@ from registry.names import COOKS
 from service.access.keys import Principal
 from service.http.app_services import AppServices
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
-from service.http.pages.forms import SMALL, Text, takes_form, text_or_none
+from service.http.pages.forms import SMALL, State, Text, takes_form
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.pages.report import CookReport, report_context, report_drawings, report_of_soup, report_tables
 from service.http.requests.parameters import Cursor, Limit
@@ -31,8 +30,6 @@ from service.services import Services
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 pages.add_api_route("/jobs/{id}.json", get_job)
 pages.add_api_route("/jobs/{id}/events", follow_job, response_class=StreamingResponse)
-
-State = Annotated[JobState | None, BeforeValidator(text_or_none)]
 
 
 @pages.get("/jobs.json")

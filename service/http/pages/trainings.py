@@ -20,7 +20,7 @@ from service.access.keys import Principal
 from service.http.answers.jobs import sees_all_of, visible_job_body
 from service.http.app_services import AppServices
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
-from service.http.pages.forms import Text
+from service.http.pages.forms import State
 from service.http.pages.losses import Losses, losses_context, losses_drawings, losses_table, training_losses
 from service.http.pages.page import PageRoute, render_page
 from service.http.requests.parameters import Cursor, Limit, page_size
@@ -65,7 +65,7 @@ class TrainingPage(ListedTraining):
 
 @pages.get("/trainings.json")
 def trainings(
-    services: AppServices, principal: Reader, state: Text = None, limit: Limit = None, cursor: Cursor = None
+    services: AppServices, principal: Reader, state: State = None, limit: Limit = None, cursor: Cursor = None
 ) -> TrainingList:
     """The content of the page."""
     with services.registry.database.read() as catalogue:
@@ -81,7 +81,7 @@ def trainings_page(
     request: Request,
     services: AppServices,
     principal: Reader,
-    state: Text = None,
+    state: State = None,
     limit: Limit = None,
     cursor: Cursor = None,
 ) -> Response:

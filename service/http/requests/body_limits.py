@@ -60,7 +60,7 @@ TEXTS_OR_IDS = BodyLimit(_all, lambda settings: settings.max_texts + settings.ma
 """Several texts, or lists of token ids of together `max_text_chars` ids."""
 CONVERSATION = BodyLimit(_all)
 PROMPTS = BodyLimit(_all, lambda settings: settings.max_prompts + settings.max_text_chars)
-"""Several prompts, each as text or token ids."""
+"""Several prompts, each a text or a list of token ids, of together `max_text_chars` ids."""
 ONE_TEXT = BodyLimit(_one_text)
 TOKEN_IDS = BodyLimit(_one_text, lambda settings: settings.max_text_chars)
 

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Header, Query
+from fastapi import Depends, Header, Query
 
+from registry.catalogue.rows import Etags
 from registry.errors import InvalidParameter
 from service.services import Services
 
-IfMatch = Annotated[
-    str | None, Header(description="The etag the change is meant for, a list of etags, or `*` for any.")
-]
+
+def _expected_etags(
+    if_match: Annotated[
+        str | None, Header(description="The etag the change is meant for, a list of etags, or `*` for any.")
+    ] = None,
+) -> Etags:
+    """Return the etags of an If-Match header."""
+    if if_match is None:
+        return None
+    return frozenset(etag.strip().removeprefix("W/").strip('"') for etag in if_match.split(","))
+
+
+IfMatch = Annotated[Etags, Depends(_expected_etags)]
 Limit = Annotated[int | None, Query(ge=1, description="Rows of this page.")]
 Cursor = Annotated[str | None, Query(max_length=500, description="`next_cursor` of the page before.")]
 

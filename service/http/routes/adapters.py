@@ -122,7 +122,7 @@ def change_adapter(
     body: AdapterPatch,
     services: AppServices,
     principal: Writer,
-    if_match: IfMatch = None,
+    if_match: IfMatch,
 ) -> Adapter:
     """Change the card or domain of one version, or the owner of all versions of its name.
 
@@ -143,7 +143,7 @@ def retire_adapter(ns: str, name: str, services: AppServices, principal: Writer)
 
 
 @router.post("/{ns}/{name}/restore")
-def restore_adapter(ns: str, name: str, services: AppServices, principal: Writer, if_match: IfMatch = None) -> Adapter:
+def restore_adapter(ns: str, name: str, services: AppServices, principal: Writer, if_match: IfMatch) -> Adapter:
     """Restore a retired version, `name@version`; a live version does not change. The selectors of its pools are fitted
     again.
     """
@@ -229,7 +229,7 @@ def put_alias(
     body: AliasBody,
     services: AppServices,
     principal: Writer,
-    if_match: IfMatch = None,
+    if_match: IfMatch,
 ) -> Alias:
     """Point an alias at a version; with If-Match only if the alias has not changed since the caller read it."""
     ns, name, alias = path
@@ -250,7 +250,7 @@ def delete_alias(
     path: Annotated[AliasPath, Depends(alias_path)],
     services: AppServices,
     principal: Writer,
-    if_match: IfMatch = None,
+    if_match: IfMatch,
 ) -> Response:
     """Remove an alias."""
     principal.check_visible(path.ns)

@@ -36,7 +36,7 @@ def get_namespace(ns: str, services: AppServices, principal: Reader) -> Namespac
 
 @router.patch("/namespaces/{ns}", tags=["namespaces"])
 def change_namespace(
-    ns: str, body: NamespacePatch, services: AppServices, principal: Admin, if_match: IfMatch = None
+    ns: str, body: NamespacePatch, services: AppServices, principal: Admin, if_match: IfMatch
 ) -> Namespace:
     """Change the settings of a namespace; with If-Match only if they have not changed since the caller read them."""
     _check_namespace(ns, principal)

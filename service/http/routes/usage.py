@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import date
@@ -22,6 +21,7 @@ from service.http.files.csv_lines import CSV, csv_file
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.parameters import Cursor, Limit, page_size
 from service.http.schemas.usage import Group, UsageEntry, UsageList, UsageTotal
+from service.http.schemas.wire import is_dated
 from service.http.security.auth import needs
 
 router = APIRouter(prefix="/v1/usage", tags=["keys"], route_class=CheckedRoute)
@@ -32,8 +32,7 @@ Word = Annotated[str | None, Field(max_length=200)]
 
 
 def _day(value: Any) -> Any:
-    """Refuse numbers, which would be seconds or milliseconds since 1970."""
-    if isinstance(value, str) and not re.match(r"\d{4}-", value, re.ASCII):
+    if isinstance(value, str) and not is_dated(value):
         raise ValueError("must be a day as YYYY-MM-DD, such as 2026-01-31")
     return value
 

@@ -30,9 +30,13 @@ Wait = Annotated[
 ]
 
 
+def is_dated(value: Any) -> bool:
+    """Return True for a text that begins with a year: numbers are seconds to one reader, milliseconds to another."""
+    return isinstance(value, str) and re.match(r"\d{4}-", value, re.ASCII) is not None
+
+
 def _date(value: Any) -> Any:
-    """Refuse numbers, also as text: they would be seconds to one reader and milliseconds to another."""
-    if not isinstance(value, str) or not re.match(r"\d{4}-", value, re.ASCII):
+    if not is_dated(value):
         raise ValueError("must be a date and time with its offset, such as 2030-01-31T00:00:00Z")
     return value
 

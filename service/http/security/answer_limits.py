@@ -25,7 +25,7 @@ FEWEST = 16
 
 
 def most_connections(settings: Settings) -> int:
-    """Return the setting, lowered to what the process's limit of open files allows, but not below FEWEST for that."""
+    """Return the setting, or what the process's limit of open files allows (at least FEWEST) if that is less."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return settings.max_connections

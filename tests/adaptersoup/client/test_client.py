@@ -199,7 +199,6 @@ def test_a_blob_behind_a_redirect_is_not_there() -> None:
     ("route", "call"),
     [
         ("DELETE /v1/adapters/team/law/aliases/prod", lambda client: client.delete_alias("team/law", "prod")),
-        (f"HEAD /v1/blobs/{DIGEST}", lambda client: client.has_blob(DIGEST)),
         (f"PUT /v1/blobs/{sha256_digest(b'data')}", lambda client: client.upload(b"data", anew=True)),
         ("GET /v1/audit", lambda client: client.audit_csv()),
         ("GET /v1/usage", lambda client: client.usage_csv()),
@@ -209,6 +208,10 @@ def test_the_page_of_a_proxy_is_no_success(route: str, call: Callable[[SoupClien
     page = httpx2.Response(200, html="<html>maintenance</html>")
     with pytest.raises(Unavailable, match="AdapterSoup server"):
         call(Server().on(route, page).client())
+
+
+def test_a_blob_of_which_a_proxy_answers_may_not_be_there() -> None:
+    assert not Server().on(f"HEAD /v1/blobs/{DIGEST}", httpx2.Response(200)).client().has_blob(DIGEST)
 
 
 def test_a_redirected_stream_is_no_answer() -> None:

@@ -125,6 +125,13 @@ def test_it_goes_on_after_what_passes(number: int, failure: Any, source: bytes |
     assert server.pauses == [0.5]
 
 
+@pytest.mark.parametrize("number", [3, 5, 6])
+def test_the_page_of_a_proxy_is_no_success(number: int) -> None:
+    server = Store(once(number, lambda _: httpx2.Response(200, html="<html>maintenance</html>")))
+    server.client().upload(DATA)
+    assert server.blobs == {DIGEST: DATA}
+
+
 @pytest.mark.parametrize("number", [3, 6])
 def test_an_answer_that_is_lost(number: int) -> None:
     """The part is there, or the blob: the first is not sent again, and the second is no error."""

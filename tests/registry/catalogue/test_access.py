@@ -128,10 +128,10 @@ def test_seen_again_is_seen_later(catalogue):
 def test_with_an_etag_only_if_it_is_still_what_was_read(catalogue, first):
     """The defaults have an etag too; setting the same again is another state."""
     read = catalogue.namespaces.get("acme") if first is None else catalogue.namespaces.set("acme", {"tuning": first})
-    row = catalogue.namespaces.set("acme", {"tuning": read.tuning}, if_match=read.etag)
+    row = catalogue.namespaces.set("acme", {"tuning": read.tuning}, if_match=frozenset({read.etag}))
     assert row.etag != read.etag
     with pytest.raises(PreconditionFailed, match=row.etag):
-        catalogue.namespaces.set("acme", {"tuning": "default"}, if_match=read.etag)
+        catalogue.namespaces.set("acme", {"tuning": "default"}, if_match=frozenset({read.etag}))
     assert catalogue.namespaces.get("acme") == row
 
 

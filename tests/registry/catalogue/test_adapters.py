@@ -128,16 +128,16 @@ def test_aliases_of_these_names_and_no_others(catalogue):
 def test_an_alias_moves_by_compare_and_set(catalogue):
     row = catalogue.aliases.put("acme", "law", "stable", 1)
     with pytest.raises(PreconditionFailed, match="does not exist"):
-        catalogue.aliases.put("acme", "law", "beta", 1, if_match=row.etag)
-    moved = catalogue.aliases.put("acme", "law", "stable", 1, if_match=row.etag)
+        catalogue.aliases.put("acme", "law", "beta", 1, if_match=frozenset({row.etag}))
+    moved = catalogue.aliases.put("acme", "law", "stable", 1, if_match=frozenset({row.etag}))
     assert moved.etag != row.etag, "a change to the same version is a change"
     for change in (
-        lambda: catalogue.aliases.put("acme", "law", "stable", 2, if_match=row.etag),
-        lambda: catalogue.aliases.delete("acme", "law", "stable", if_match=row.etag),
+        lambda: catalogue.aliases.put("acme", "law", "stable", 2, if_match=frozenset({row.etag})),
+        lambda: catalogue.aliases.delete("acme", "law", "stable", if_match=frozenset({row.etag})),
     ):
         with pytest.raises(PreconditionFailed, match=moved.etag):
             change()
-    catalogue.aliases.delete("acme", "law", "stable", if_match=moved.etag)
+    catalogue.aliases.delete("acme", "law", "stable", if_match=frozenset({moved.etag}))
 
 
 def test_a_change_between_reading_and_writing_is_not_lost(catalogue, monkeypatch):
@@ -162,10 +162,10 @@ def test_a_change_between_reading_and_writing_is_not_lost(catalogue, monkeypatch
 
 def test_a_card_changes_if_it_is_what_was_read(catalogue):
     row, another = add(catalogue), add(catalogue)
-    changed = catalogue.adapters.update_card(row.id, domain="a", if_match=row.etag)
+    changed = catalogue.adapters.update_card(row.id, domain="a", if_match=frozenset({row.etag}))
     for wrong in (row.etag, another.etag, "", "x-1", changed.etag + "0"):
         with pytest.raises(PreconditionFailed, match=changed.etag):
-            catalogue.adapters.update_card(row.id, domain="b", if_match=wrong)
+            catalogue.adapters.update_card(row.id, domain="b", if_match=frozenset({wrong}))
     assert catalogue.adapters.get(row.id) == changed
 
 
@@ -312,7 +312,7 @@ def test_all_versions_change_and_no_etag_does(catalogue):
     changed = catalogue.adapters.set_owner(second, "legal")
     assert changed.owner == catalogue.adapters.get(first.id).owner == "legal"
     assert changed.etag == second.etag
-    assert catalogue.adapters.update_card(first.id, domain="courts", if_match=first.etag).owner == "legal"
+    assert catalogue.adapters.update_card(first.id, domain="courts", if_match=frozenset({first.etag})).owner == "legal"
     catalogue.adapters.retire(first.id)
     assert catalogue.adapters.set_owner(changed, "court").owner == catalogue.adapters.restore(first.id).owner == "court"
     assert catalogue.adapters.set_owner(changed, None).owner is None

@@ -38,7 +38,7 @@ def test_no_change_of_an_alias_is_lost(database):
                     row = catalogue.aliases.get("acme", "law", "stable")
                 try:
                     with database.write() as catalogue:
-                        catalogue.aliases.put("acme", "law", "stable", row.version + 1, if_match=row.etag)
+                        catalogue.aliases.put("acme", "law", "stable", row.version + 1, if_match=frozenset({row.etag}))
                     break
                 except PreconditionFailed:
                     overtaken[index] += 1

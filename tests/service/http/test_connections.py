@@ -11,7 +11,7 @@ import resource
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from typing import Any
 
 import pytest
@@ -127,6 +127,18 @@ def large() -> Iterator[int]:
 
     with serving(app, Settings(answer_seconds=0.3), send_buffer=4096) as port:
         yield port
+
+
+def test_a_malformed_body_behind_the_beginning_of_its_answer_ends_the_connection(
+    large: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(slow(large)) as connection:
+        connection.sendall(b"GET /pieces HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+        read_until(connection, b"\r\n\r\n")
+        connection.sendall(b"ZZ\r\n")
+        with suppress(ConnectionResetError):
+            until_closed(connection)
+    assert "asyncio" not in {record.name for record in caplog.records}, "an error of the server"
 
 
 def slow(port: int) -> socket.socket:

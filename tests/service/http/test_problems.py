@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from fastapi import APIRouter, FastAPI, HTTPException
+from fastapi.staticfiles import StaticFiles
 from fastapi.testclient import TestClient
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -55,6 +57,7 @@ def client() -> TestClient:
     router = APIRouter(prefix="/teapot")
     router.put("")(teapot)
     app.include_router(router)
+    app.mount("/files", StaticFiles(directory=Path(__file__).parent))
     return TestClient(app)
 
 
@@ -174,6 +177,7 @@ def test_what_the_framework_raises_has_the_shape_too(client: TestClient) -> None
     method = client.delete("/teapot")
     refusal_with_code(method, 405, "method_not_allowed")
     assert method.headers["allow"] == "GET, PUT"
+    assert client.post("/files/style.css").headers["allow"] == "GET, HEAD"
     pot = client.get("/teapot")
     assert (pot.status_code, pot.headers["x-pot"]) == (418, "1")
     problems.ErrorBody.model_validate(pot.json())
