@@ -154,7 +154,12 @@ def sizes(result: Result, _name: str) -> list[str]:
 
 VIEWS: dict[str, Callable[[Result, str], list[str]]] = {"brief": brief, "ways": ways, "sizes": sizes}
 """Views of a results file, as `<!-- figures:NAME:VIEW -->` names them."""
-RESULTS = ("adaptersoup_smollm2_lora", "adaptersoup_smollm2_lora_5", "adaptersoup_smollm2")
+RESULTS = (
+    "adaptersoup_smollm2_lora",
+    "adaptersoup_smollm2_lora_5",
+    "adaptersoup_smollm2_lora_15",
+    "adaptersoup_smollm2",
+)
 """Files whose picture a page shows."""
 
 
