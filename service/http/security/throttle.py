@@ -58,7 +58,8 @@ class KeyThrottle:
         if now >= max(key.until, key.next_at):
             del self._keys[key_id]
             return
-        if not any(now - at < OTHERS for active, at in self._last_request_at.items() if active != key_id):
+        self._last_request_at = {active: at for active, at in self._last_request_at.items() if now - at < OTHERS}
+        if self._last_request_at.keys() == {key_id}:
             return
         start = max(now, key.next_at)
         if start - now > LONGEST:

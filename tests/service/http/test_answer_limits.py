@@ -200,6 +200,15 @@ def test_while_no_other_key_asks_nobody_is_held() -> None:
     assert time.slept == [0.0, APART]
 
 
+def test_keys_that_send_no_more_requests_are_forgotten() -> None:
+    throttle, time = throttle_and_time()
+    time.now += OTHERS
+    turns(throttle, "active")
+    throttle.record("key", 429)
+    turns(throttle, "key")
+    assert throttle._last_request_at.keys() == {"active", "key"}
+
+
 def test_who_goes_on_is_held_as_long_as_that_lasts() -> None:
     """Each request is refused again; those that wait have their turns one after the other, also much later."""
     throttle, time = throttle_and_time()
