@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Literal
@@ -125,11 +126,12 @@ def place_text(request: Request, form: Form, services: AppServices, principal: R
     text = form.get("text", "")
     map: Map | None = None
     try:
-        map = _load_map(services, principal, id, fitted)
         if not text.strip():
             raise InvalidSample("Paste some text, or drop a file of it.", param="text")
         map = _load_map(services, principal, id, fitted, text.strip())
     except SoupError as error:
+        with suppress(SoupError):
+            map = _load_map(services, principal, id, fitted)
         return _page(request, fitted, map, text=text, error=error)
     if form.get("as") == "csv":
         return csv_response([places_table(map)], "places")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
+from typing import Any
 
 import numpy as np
 import pytest
 
-from registry.select.domain_map import fit_plane
+from registry.select.domain_map import DomainMap, domain_map, fit_plane
 from tests.service.http.pages.page_session import HOSTILE, PageSession, check_says, read
 from tests.service.http.stock import fit_selector, push_embedded
 from tests.service.servers import World
@@ -76,11 +77,25 @@ def test_numbers_that_no_axis_shows_are_refused(browser: PageSession, plot: str)
     assert browser.get(f"/{plot.replace('1e308', '1e9')}").status_code == 200
 
 
+def test_a_text_takes_one_map(browser: PageSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    maps: list[DomainMap] = []
+
+    def recorded_map(*args: Any) -> DomainMap:
+        maps.append(domain_map(*args))
+        return maps[-1]
+
+    monkeypatch.setattr("service.http.pages.domain_map.domain_map", recorded_map)
+    browser.send("/map", "/map", text="\n\n".join(SAMPLES["food"][:12]))
+    assert [map.sample is None for map in maps] == [True, False]  # of the page with the form, and of the text
+
+
 @pytest.mark.parametrize(
     ("text", "status", "message"), [(" ", 422, "Paste some text"), ('{"text": 5}', 422, "The text")]
 )
 def test_what_cannot_be_placed_is_said(browser: PageSession, text: str, status: int, message: str) -> None:
-    check_says(browser.send("/map", "/map", text=text), status, message)
+    answer = browser.send("/map", "/map", text=text)
+    check_says(answer, status, message)
+    assert browser.plots(answer.text) == [{"code", "food", "law"}]
 
 
 def test_hostile_text_is_text(browser: PageSession) -> None:
