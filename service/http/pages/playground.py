@@ -10,9 +10,9 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, ValidationError
 
 from registry.base_model.chat_template import template_of
@@ -23,18 +23,11 @@ from service.base_models import ServedBaseModel
 from service.engine.text_support import why_no_text
 from service.http import problems
 from service.http.app_services import AppServices
-from service.http.models.mixture_names import mixture_name
+from service.http.models.mixture_names import mixture_name, parse_mixture
 from service.http.models.named_models import language_model, resolve_model
 from service.http.pages.forms import BYTES_PER_CHARACTER, SMALL, Form, takes_form
 from service.http.pages.models import MAX_MODELS, ModelNames, models_of_form, suggested_models
 from service.http.pages.page import PageRoute, redirect_to, render_page
-from service.http.pages.slider_recipe import (
-    SLIDERS,
-    MixQuery,
-    ingredients_of_form,
-    ingredients_of_query,
-    model_of,
-)
 from service.http.pages.templates import url
 from service.http.requests.body_limits import BodyLimit
 from service.http.routes.chat import chat_completions
@@ -54,6 +47,10 @@ MAX_TABLE_TOKENS = 300
 """Tokens of an answer that are coloured and in its table; without scripts a longer answer is shown as plain text."""
 MAX_MESSAGES = 200
 """Earlier messages of a conversation."""
+SLIDERS = 5
+"""Adapters of a mixture that have a slider."""
+MixQuery = Annotated[list[str] | None, Query(max_length=SLIDERS, description="Adapters and weights.")]
+"""The sliders' adapters with their weights, each as `acme/law@1*0.7`."""
 Kind = Literal["chat", "text"]
 PROMPT = BodyLimit(lambda settings: 2 * BYTES_PER_CHARACTER * settings.max_text_chars + 64 * 1024)
 """Limit of a form with a prompt and the earlier messages of its conversation."""
@@ -126,7 +123,7 @@ def playground(
     models = [name for name in model or () if name.strip()] or suggested[:1]
     chat = sorted(base.entry.id for base in services.bases.values() if _has_chat_template(base))
     kind = _default_kind(services, principal, models, chat)
-    return Playground(models=models, suggested=suggested, chat=chat, kind=kind, mix=ingredients_of_query(mix))
+    return Playground(models=models, suggested=suggested, chat=chat, kind=kind, mix=_parse_ingredients(mix or ()))
 
 
 def _has_chat_template(base: ServedBaseModel) -> bool:
@@ -158,8 +155,8 @@ def playground_page(
 @takes_form(SMALL)
 async def mix(form: Form, services: AppServices, principal: ModelUser) -> Response:
     """Redirect to a playground with the mixture of the sliders and its heaviest ingredients, if it can be mixed."""
-    ingredients = ingredients_of_form(form)
-    mixture = model_of(ingredients)
+    ingredients = _ingredients_of_form(form)
+    mixture = _model_of(ingredients)
     await in_thread(language_model, services, principal, mixture)  # raises for what cannot be mixed
     by_weight = sorted(ingredients, key=lambda item: -item.weight)
     models = list(dict.fromkeys([mixture, *(item.ref for item in by_weight)]))[:MAX_MODELS]
@@ -279,6 +276,31 @@ def _parse_sampling(form: Mapping[str, str]) -> SamplingForm:
         return SamplingForm.model_validate(fields, strict=False)
     except ValidationError as error:
         raise problems.from_validation(error.errors()) from None
+
+
+# --- the mixture of the sliders -----------------------------------------------------------------------
+
+
+def _ingredients_of_form(form: Mapping[str, str]) -> list[MixedAdapter]:
+    """The ingredients in a form, without those whose adapter is blank; raises InvalidName, InvalidParameter."""
+    rows = [(form.get(f"mix-{n}", "").strip(), form.get(f"weight-{n}", "").strip()) for n in range(1, SLIDERS + 1)]
+    return _parse_ingredients([f"{ref}*{weight or '0'}" for ref, weight in rows if ref])
+
+
+def _parse_ingredients(texts: Sequence[str]) -> list[MixedAdapter]:
+    """The ingredients in texts such as `acme/law@1*0.7`; raises InvalidName, and InvalidParameter for too many."""
+    ingredients = [ingredient for text in texts for ingredient in parse_mixture(text)]
+    if len(ingredients) > SLIDERS:
+        raise InvalidParameter(f"The sliders mix at most {SLIDERS} adapters.", param="mix")
+    return ingredients
+
+
+def _model_of(ingredients: Sequence[MixedAdapter]) -> str:
+    """The name of the model that the sliders describe; raises InvalidParameter if all weights are zero."""
+    weighted = [item for item in ingredients if item.weight > 0]
+    if not weighted:
+        raise InvalidParameter("Name an adapter and give it a weight above zero.", param="mix-1")
+    return weighted[0].ref if len(weighted) == 1 else mixture_name(weighted)
 
 
 # --- answers ----------------------------------------------------------------------------------------
