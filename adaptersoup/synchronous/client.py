@@ -30,11 +30,10 @@ from registry.names import COOKS
 from registry.progress import Progress
 from registry.spec import Card, PoolRequest, json_of
 from service.http.schemas.adapters import Alias, Lineage, Purged, StoredFile
-from service.http.schemas.chat import ChatAnswer, ChatChunk
 from service.http.schemas.collections import Collection
-from service.http.schemas.completions import CompletionAnswer
 from service.http.schemas.embeddings import EmbeddingAnswer
 from service.http.schemas.evaluations import Evaluation
+from service.http.schemas.generation import ChatAnswer, ChatChunk, CompletionAnswer
 from service.http.schemas.jobs import Job
 from service.http.schemas.jobs import Progress as JobProgress
 from service.http.schemas.models import ModelCard

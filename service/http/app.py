@@ -28,11 +28,10 @@ from service.http.routes import (
     adapters,
     audit,
     blobs,
-    chat,
     collections,
-    completions,
     embeddings,
     evaluations,
+    generation,
     health,
     hub,
     jobs,
@@ -60,7 +59,7 @@ VERSION = "0.9.0"
 
 ROUTES = (
     *(uploads, blobs, adapters, probes, collections, selectors, soups, trainings, evaluations),
-    *(perplexity, completions, chat, embeddings, models, tokens, routing),
+    *(perplexity, generation, embeddings, models, tokens, routing),
     *(jobs, keys, namespaces, usage, audit, health),
     hub,
 )

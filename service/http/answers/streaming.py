@@ -20,9 +20,8 @@ from service.engine import GenerateRequest, ScoreRequest
 from service.engine.text_calls import EngineCalls
 from service.engine.token_stream import Outbox, TokenStream
 from service.http import problems
-from service.http.answers.chat import ChatAnswers, ChatEvents
-from service.http.answers.completions import CompletionAnswers, CompletionEvents
 from service.http.answers.events import DONE, event
+from service.http.answers.generation import ChatAnswers, ChatEvents, CompletionAnswers, CompletionEvents
 from service.http.models.metering import answer_headers
 from service.http.thread_turns import in_thread
 

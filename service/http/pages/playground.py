@@ -30,10 +30,8 @@ from service.http.pages.models import MAX_MODELS, ModelNames, models_of_form, su
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.pages.templates import url
 from service.http.requests.body_limits import BodyLimit
-from service.http.routes.chat import chat_completions
-from service.http.routes.completions import completions
-from service.http.schemas.chat import ChatRequest
-from service.http.schemas.completions import CompletionRequest
+from service.http.routes.generation import chat_completions, completions
+from service.http.schemas.generation import ChatRequest, CompletionRequest
 from service.http.schemas.wire import MixedAdapter, Wire
 from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread

@@ -13,9 +13,8 @@ from openai.types import EmbeddingCreateParams, chat, completion_create_params
 from pydantic import BaseModel
 
 from registry.base_model import load_base
-from service.http.schemas.chat import ChatMessage, ChatRequest
-from service.http.schemas.completions import CompletionRequest
 from service.http.schemas.embeddings import EmbeddingRequest
+from service.http.schemas.generation import ChatMessage, ChatRequest, CompletionRequest
 from tests.service.answers import answered
 from tests.service.servers import Live, World
 

@@ -22,12 +22,10 @@ from starlette.requests import Request
 from registry.errors import Cancelled, Internal, Unavailable
 from service.engine import Completion, Delta, GenerateRequest, Generation, ScoreRequest, Ticket
 from service.engine.token_stream import Outbox, TokenStream
-from service.http.answers.chat import ChatAnswers, ChatEvents
-from service.http.answers.completions import CompletionAnswers, CompletionEvents, Prompt
 from service.http.answers.events import DONE, event
+from service.http.answers.generation import ChatAnswers, ChatEvents, CompletionAnswers, CompletionEvents, Prompt
 from service.http.answers.streaming import Events, EventStream, _event_chunks, finish, start
-from service.http.schemas.chat import ChatChunk, ChatRequest
-from service.http.schemas.completions import CompletionAnswer, CompletionRequest
+from service.http.schemas.generation import ChatChunk, ChatRequest, CompletionAnswer, CompletionRequest
 
 TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"])) | st.sampled_from(
     ["", '"', "\\", "\n\n", "data: [DONE]\n\n", "\u2028", "\x00", "🦜", "e\u0301", "</script>", "\ufffd"]

@@ -17,10 +17,10 @@ from transformers import PreTrainedTokenizerFast
 from registry.base_model import BaseText, load_base
 from registry.errors import InvalidPrompt
 from registry.spec import BaseEntry
-from service.http.answers.completions import CompletionAnswers
+from service.http.answers.generation import CompletionAnswers
 from service.http.answers.token_text import TokenText
 from service.http.models.named_models import ResolvedModel
-from service.http.schemas.completions import CompletionRequest
+from service.http.schemas.generation import CompletionRequest
 from tests.service.answers import answered, refusal
 from tests.service.http.stock import push_embedded
 from tests.service.passages import passages

@@ -14,7 +14,7 @@ import pytest
 from registry.errors import Busy, Cancelled, Internal, SoupError
 from service.http.pages.playground import SLIDERS, Playground
 from service.http.problems import status_of
-from service.http.schemas.completions import CompletionRequest
+from service.http.schemas.generation import CompletionRequest
 from tests.browser import Browser
 from tests.service.answers import refusal
 from tests.service.http.pages.page_checks import check_looks, press_on, signed_in
