@@ -20,14 +20,13 @@ from adaptersoup.client.paths import (
 from adaptersoup.client.waiting import AsyncPause, async_sleep
 from registry.names import KeyScope, check_names
 from registry.spec import ServerReadings
-from service.http.schemas.audit import AuditEntry
+from service.http.schemas.activity import AuditEntry, UsageEntry
 from service.http.schemas.health import Ready
 from service.http.schemas.keys import CreatedKey, Key
 from service.http.schemas.namespaces import Limits, Namespace
 from service.http.schemas.probes import Diagnosed, Probe
 from service.http.schemas.reading import body_of, reader_of
 from service.http.schemas.routing import Route
-from service.http.schemas.usage import UsageEntry
 
 
 class AsyncOperatorCalls(AsyncClosing):

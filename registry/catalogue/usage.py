@@ -18,7 +18,7 @@ from registry.catalogue.tables import usage
 GROUPS = ("day", "key_id", "namespace", "model")
 NUMBERS = ("requests", "tokens_in", "tokens_out")
 """The counted numbers. Another one needs a column (in `tables`, and a migration), a field of `UsageSum` and of
-`schemas.usage`, and its value in `service.http.models.metering`, to which the engine gives counts (`OnEnd`).
+`schemas.activity`, and its value in `service.http.models.metering`, to which the engine gives counts (`OnEnd`).
 """
 SUMS = [func.sum(usage.c[name]).label(name) for name in NUMBERS]
 

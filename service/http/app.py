@@ -25,8 +25,8 @@ from service.http.pages import site
 from service.http.readiness import Readiness
 from service.http.requests.bodies import Bodies
 from service.http.routes import (
+    activity,
     adapters,
-    audit,
     blobs,
     collections,
     embeddings,
@@ -46,7 +46,6 @@ from service.http.routes import (
     tokens,
     trainings,
     uploads,
-    usage,
 )
 from service.http.security.auth import Gate
 
@@ -60,7 +59,7 @@ VERSION = "0.9.0"
 ROUTES = (
     *(uploads, blobs, adapters, probes, collections, selectors, soups, trainings, evaluations),
     *(perplexity, generation, embeddings, models, tokens, routing),
-    *(jobs, keys, namespaces, usage, audit, health),
+    *(jobs, keys, namespaces, activity, health),
     hub,
 )
 """In the order of the reference: stored objects, inference, the server itself. Uploads come before blobs, whose paths

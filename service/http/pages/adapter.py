@@ -26,10 +26,10 @@ from service.http.pages.losses import (
 )
 from service.http.pages.models import AliasChip, Use, aliases_by_ref, use_of
 from service.http.pages.page import PageRoute, render_page
+from service.http.routes.activity import UsageListQuery, get_usage
 from service.http.routes.adapters import AdapterListQuery, get_file, list_adapters, list_files
-from service.http.routes.usage import UsageListQuery, get_usage
+from service.http.schemas.activity import UsageList, UsageTotal
 from service.http.schemas.adapters import Adapter, Lineage, StoredFile, adapter_body
-from service.http.schemas.usage import UsageList, UsageTotal
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Reader
 

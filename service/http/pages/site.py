@@ -12,9 +12,9 @@ from starlette.status import HTTP_404_NOT_FOUND
 from registry.errors import NotFound
 from service.access.sessions import Sessions
 from service.http.pages import (
+    activity,
     adapter,
     assets,
-    audit,
     bulk,
     compare,
     cook,
@@ -30,7 +30,6 @@ from service.http.pages import (
     sign_in,
     soup,
     trainings,
-    usage,
 )
 from service.http.pages.browser_auth import SessionAuth, accepts_page
 from service.http.pages.page import PageRoute, render_page
@@ -41,8 +40,8 @@ if TYPE_CHECKING:
 files = APIRouter(route_class=PageRoute, include_in_schema=False)
 PAGES = (
     *(files, sign_in.pages, models.pages, bulk.pages, push.pages, adapter.pages, soup.pages, cook.pages, jobs.pages),
-    *(playground.pages, trainings.pages, selectors.pages, compare.pages, domain_map.pages, usage.pages, keys.pages),
-    *(matrix.pages, audit.pages, engine.pages),
+    *(playground.pages, trainings.pages, selectors.pages, compare.pages, domain_map.pages, activity.pages, keys.pages),
+    *(matrix.pages, engine.pages),
 )
 
 

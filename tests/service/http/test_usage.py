@@ -20,7 +20,7 @@ from registry.catalogue.audit import Audit
 from registry.catalogue.usage import GROUPS, Usage, UsageFilter, UsageRow, UsageSum
 from registry.errors import Busy
 from service.http.files.csv_lines import csv_lines
-from service.http.routes.usage import cells
+from service.http.routes.activity import usage_cells
 from service.observability.usage import UsageCounts
 from tests.postgres import KINDS
 from tests.service.answers import answered, refusal
@@ -174,7 +174,7 @@ def test_a_csv_without_a_first_page_is_an_error(
 @pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\r"])
 def test_no_cell_of_the_csv_is_a_formula(begin: str) -> None:
     row = UsageRow(1, 2, 3, day="2026-01-01", key_id='a",b', namespace="n", model=f"{begin}cmd|' /C calc'!A0")
-    (line,) = csv.reader(io.StringIO(csv_lines([cells(GROUPS)(row)]), newline=""))
+    (line,) = csv.reader(io.StringIO(csv_lines([usage_cells(GROUPS)(row)]), newline=""))
     assert line == ["2026-01-01", 'a",b', "n", f"'{row.model}", "1", "2", "3"]
 
 

@@ -1,12 +1,13 @@
-"""Bodies of `/v1/usage`."""
+"""Bodies of `/v1/usage` and `/v1/audit`."""
 
 from __future__ import annotations
 
-from typing import Literal
+from datetime import datetime
+from typing import Any, Literal
 
 from pydantic import Field
 
-from service.http.schemas.wire import Listing, Wire
+from service.http.schemas.wire import Listing, Page, Wire
 
 Group = Literal["day", "key_id", "namespace", "model"]
 
@@ -36,3 +37,21 @@ class UsageList(Listing[UsageEntry]):
 
     total: UsageTotal = Field(description="The total of all pages.")
     next_cursor: str | None = None
+
+
+class AuditEntry(Wire):
+    """An entry of the audit log: a key's action on a subject, in a request."""
+
+    object: Literal["audit"] = "audit"
+    id: int
+    at: datetime
+    action: str
+    subject: str
+    namespace: str | None
+    key_id: str | None
+    request_id: str | None
+    detail: dict[str, Any]
+
+
+class AuditList(Page[AuditEntry]):
+    """One page of the audit log, newest first."""

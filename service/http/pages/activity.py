@@ -1,9 +1,9 @@
-"""The page of usage: requests and tokens by day, model, key or namespace, as `GET /v1/usage` counts them."""
+"""The pages of usage and of the audit log, with the filters of `GET /v1/usage` and `GET /v1/audit`."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BeforeValidator
@@ -12,11 +12,12 @@ from plots.charts import stacked_bars
 from plots.style import THEMES
 from service.http.app_services import AppServices
 from service.http.pages.downloads import ThemeQuery, svg_response
-from service.http.pages.forms import Day, text_or_none
+from service.http.pages.forms import Day, Midnight, Text, text_or_none
 from service.http.pages.page import PageRoute, render_page
 from service.http.requests.parameters import Cursor, Limit
-from service.http.routes.usage import Anyone, UsageListQuery, get_usage
-from service.http.schemas.usage import Group, UsageEntry, UsageList
+from service.http.routes.activity import Anyone, AuditListQuery, UsageListQuery, get_usage, list_audit
+from service.http.schemas.activity import AuditList, Group, UsageEntry, UsageList
+from service.http.security.auth import Admin
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 GROUP_LABELS: dict[Group, str] = {"day": "Day", "model": "Model", "key_id": "Key", "namespace": "Namespace"}
@@ -33,18 +34,18 @@ def usage_filters(
     return UsageListQuery(since=since, until=until, by=[by])
 
 
-Filters = Annotated[UsageListQuery, Depends(usage_filters)]
+UsageFilters = Annotated[UsageListQuery, Depends(usage_filters)]
 
 
 @pages.get("/usage.csv", response_model=None)
-def usage_csv(services: AppServices, principal: Anyone, filters: Filters) -> Response | UsageList:
+def usage_csv(services: AppServices, principal: Anyone, filters: UsageFilters) -> Response | UsageList:
     """All rows as a CSV file."""
     return get_usage(services, principal, filters.model_copy(update={"format": "csv"}))
 
 
 @pages.get("/usage.json")
 def usage(
-    services: AppServices, principal: Anyone, filters: Filters, limit: Limit = None, cursor: Cursor = None
+    services: AppServices, principal: Anyone, filters: UsageFilters, limit: Limit = None, cursor: Cursor = None
 ) -> UsageList:
     """The content of the page."""
     usage_list = get_usage(services, principal, filters.model_copy(update={"limit": limit, "cursor": cursor}))
@@ -56,7 +57,7 @@ def usage(
 def usage_svg(
     services: AppServices,
     principal: Anyone,
-    filters: Filters,
+    filters: UsageFilters,
     limit: Limit = None,
     cursor: Cursor = None,
     theme: ThemeQuery = "light",
@@ -73,7 +74,7 @@ def usage_page(
     request: Request,
     services: AppServices,
     principal: Anyone,
-    filters: Filters,
+    filters: UsageFilters,
     limit: Limit = None,
     cursor: Cursor = None,
 ) -> Response:
@@ -102,3 +103,53 @@ def group_of(filters: UsageListQuery) -> Group:
 def row_label(row: UsageEntry, group: Group) -> str:
     """The day, model, key or namespace of a row."""
     return str(getattr(row, group) or "–")
+
+
+# --- audit log ----------------------------------------------------------------------------------------
+
+
+def audit_filters(
+    action: Text = None,
+    subject: Text = None,
+    namespace: Text = None,
+    key_id: Text = None,
+    since: Midnight = None,
+    until: Midnight = None,
+) -> dict[str, Any]:
+    """The filters of a query, as fields of AuditListQuery; some may be longer than its, and match nothing."""
+    texts = {"action": action, "subject": subject, "namespace": namespace, "key_id": key_id}
+    return {**texts, "since": since, "until": until}
+
+
+AuditFilters = Annotated[dict[str, Any], Depends(audit_filters)]
+
+
+@pages.get("/audit.csv", response_model=None)
+def audit_csv(services: AppServices, principal: Admin, filters: AuditFilters) -> Response | AuditList:
+    """All entries as a CSV file."""
+    return list_audit(services, principal, AuditListQuery.model_construct(**filters, format="csv"))
+
+
+@pages.get("/audit.json", response_model=AuditList)
+def audit(
+    services: AppServices, principal: Admin, filters: AuditFilters, limit: Limit = None, cursor: Cursor = None
+) -> Response | AuditList:
+    """The content of the page."""
+    return list_audit(services, principal, AuditListQuery.model_construct(**filters, limit=limit, cursor=cursor))
+
+
+@pages.get("/audit")
+def audit_page(
+    request: Request,
+    services: AppServices,
+    principal: Admin,
+    filters: AuditFilters,
+    limit: Limit = None,
+    cursor: Cursor = None,
+) -> Response:
+    """The page."""
+    days = {name: filters[name].date().isoformat() if filters[name] else None for name in ("since", "until")}
+    audit_log = audit(services, principal, filters, limit, cursor)
+    return render_page(
+        request, "audit.html", audit_log=audit_log, filters={**filters, **days}, limit=limit, cursor=cursor
+    )
