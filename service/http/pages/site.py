@@ -29,7 +29,6 @@ from service.http.pages import (
     selectors,
     sign_in,
     soup,
-    trainings,
 )
 from service.http.pages.browser_auth import SessionAuth, accepts_page
 from service.http.pages.page import PageRoute, render_page
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 files = APIRouter(route_class=PageRoute, include_in_schema=False)
 PAGES = (
     *(files, sign_in.pages, models.pages, bulk.pages, push.pages, adapter.pages, soup.pages, cook.pages, jobs.pages),
-    *(playground.pages, trainings.pages, selectors.pages, compare.pages, domain_map.pages, activity.pages, keys.pages),
+    *(playground.pages, selectors.pages, compare.pages, domain_map.pages, activity.pages, keys.pages),
     *(matrix.pages, engine.pages),
 )
 
