@@ -45,7 +45,6 @@ from service.http.routes import (
     soups,
     tokens,
     trainings,
-    uploads,
 )
 from service.http.security.auth import Gate
 
@@ -57,13 +56,13 @@ VERSION = "0.9.0"
 
 
 ROUTES = (
-    *(uploads, blobs, adapters, probes, collections, selectors, soups, trainings, evaluations),
+    *(blobs, adapters, probes, collections, selectors, soups, trainings, evaluations),
     *(perplexity, generation, embeddings, models, tokens, routing),
     *(jobs, keys, namespaces, activity, health),
     hub,
 )
-"""In the order of the reference: stored objects, inference, the server itself. Uploads come before blobs, whose paths
-match theirs; the hub API comes last, since `/{ns}/{name}/resolve/...` begins with any word."""
+"""In the order of the reference: stored objects, inference, the server itself. The hub API comes last, since
+`/{ns}/{name}/resolve/...` begins with any word."""
 DESCRIPTION = (
     "Push adapters of one frozen base model with samples of their domains, ask for a soup for a sample of a new "
     "domain, and call the OpenAI-compatible endpoints with the soup's name. Every call but the health checks needs a "

@@ -28,10 +28,9 @@ from service.http.pages.forms import BYTES_PER_CHARACTER, Form, takes_form, take
 from service.http.pages.page import PageRoute, render_page
 from service.http.requests.body_limits import BodyLimit
 from service.http.routes.adapters import push_adapter
-from service.http.routes.blobs import head_blob
-from service.http.routes.uploads import ContentRange, add_part, finish_upload, list_uploads, open_upload
+from service.http.routes.blobs import ContentRange, add_part, finish_upload, head_blob, list_uploads, open_upload
 from service.http.schemas.adapters import Adapter
-from service.http.schemas.uploads import NewUpload, Upload
+from service.http.schemas.blobs import NewUpload, Upload
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Writer
 from service.settings.sizes import MIB
