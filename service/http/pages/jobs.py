@@ -20,6 +20,7 @@ from registry.errors import NotFound, Retired
 from registry.names import COOKS, parse_ref
 from service.access.keys import Principal
 from service.http.answers.jobs import sees_all_of, visible_job_body
+from service.http.answers.waiting import job_row
 from service.http.app_services import AppServices
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
 from service.http.pages.forms import SMALL, State, Text, takes_form
@@ -27,7 +28,6 @@ from service.http.pages.losses import Losses, losses_context, losses_drawings, l
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.pages.report import CookReport, report_context, report_drawings, report_of_soup, report_tables
 from service.http.requests.parameters import Cursor, Limit, page_size
-from service.http.requests.waiting import job_row
 from service.http.routes.jobs import cancel_job, follow_job, get_job, list_jobs
 from service.http.schemas.jobs import Job, JobList
 from service.http.schemas.soups import Soup

@@ -1,4 +1,4 @@
-"""Read requests: bodies and their limits, paging, preconditions, and how long to wait for a job.
+"""Read requests: bodies and their limits, paging and preconditions.
 
 Nothing here knows what a route does with what it read.
 """

@@ -11,10 +11,10 @@ from registry.catalogue.rows import JobState
 from registry.errors import Busy, NotFound, Unavailable
 from service.http.answers.events import event_comment
 from service.http.answers.jobs import check_reach, gains_by_base, visible_job_body
+from service.http.answers.waiting import job_row, job_watch
 from service.http.app_services import AppServices
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.parameters import Cursor, Limit, page_size
-from service.http.requests.waiting import job_row, job_watch
 from service.http.schemas.jobs import Job, JobList
 from service.http.security.auth import Reader, Writer, reauthenticated
 from service.http.thread_turns import in_thread

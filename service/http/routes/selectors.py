@@ -22,13 +22,12 @@ from registry.select.select import SelectQuery, select_from_pool
 from registry.selectors.ranking import LISTED
 from registry.spec import PoolSpec
 from service.access.keys import Principal
-from service.http.answers.pool_jobs import run_pool_job
+from service.http.answers.waiting import run_pool_job, wait_seconds
 from service.http.app_services import AppServices
 from service.http.models.inference_limits import limit_embeddings
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import FILES, takes
 from service.http.requests.parameters import Cursor, Limit, page_size
-from service.http.requests.waiting import wait_seconds
 from service.http.schemas.adapters import listed_body
 from service.http.schemas.jobs import Job
 from service.http.schemas.selectors import (

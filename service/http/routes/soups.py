@@ -12,13 +12,12 @@ from fastapi import APIRouter, Response
 from registry.spec import Cooked
 from service.http.answers.jobs import soup_of
 from service.http.answers.lineage import lineage_of
-from service.http.answers.pool_jobs import run_pool_job
+from service.http.answers.waiting import run_pool_job, wait_seconds
 from service.http.app_services import AppServices
 from service.http.models.named_models import adapter_named
 from service.http.requests.bodies import CheckedRoute
 from service.http.requests.body_limits import RECIPE, takes
 from service.http.requests.parameters import Cursor, Limit, page_size
-from service.http.requests.waiting import wait_seconds
 from service.http.schemas.adapters import Adapter, AdapterList, Lineage, adapter_body, listed_body
 from service.http.schemas.jobs import Job
 from service.http.schemas.soups import Soup, SoupRequest

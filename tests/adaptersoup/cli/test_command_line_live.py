@@ -33,7 +33,7 @@ from registry.errors import Cancelled, InvalidName, Unavailable
 from registry.formats import WEIGHTS_FILE, AdapterContents, write_directory
 from registry.names import sha256_digest
 from registry.spec import Card, CookRequest, CosineSpec, HandRecipe, Provenance, SampleSource, WeightedRef
-from service.http.answers import pool_jobs
+from service.http.answers import waiting
 from service.jobs.contract import JobContext
 from service.jobs.kinds import KINDS
 from tests.adaptersoup.cli.outcome import done, refused
@@ -513,15 +513,15 @@ def test_a_request_that_waits_is_answered_when_the_sample_is_there(
     body = {"texts": ["x"], "pool": {"namespaces": ["curl"]}, "wait": 0}
     refused = live.world.client.post("/v1/adapters/search", json=body)
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
-    look = pool_jobs._pending
+    look = waiting._pending
 
-    async def look_and_release(check: pool_jobs.Check) -> Unavailable | None:
+    async def look_and_release(check: waiting.Check) -> Unavailable | None:
         pending = await look(check)
         held_embedding.set()
         return pending
 
-    monkeypatch.setattr(pool_jobs, "CHECK_SECONDS", 0.05)
-    monkeypatch.setattr(pool_jobs, "_pending", look_and_release)
+    monkeypatch.setattr(waiting, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(waiting, "_pending", look_and_release)
     answer = live.world.client.post("/v1/adapters/search", json={**body, "wait": 60})
     assert [match["adapter"]["ref"] for match in answer.json()["data"]] == ["curl/drama@1"]
 
@@ -543,10 +543,10 @@ def test_what_is_refused_anyhow_is_refused_without_waiting(
 
 def test_many_requests_of_a_key_look_less_often_each(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     services, check = live.world.runtime.services, Mock(side_effect=Unavailable("Embedding.", param="pool"))
-    monkeypatch.setattr(pool_jobs, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "CHECK_SECONDS", 0.1)
 
     async def all_of() -> list[Any]:
-        waits = [pool_jobs.until_selectable(services, "k", check, lambda: None, 0.5) for _ in range(100)]
+        waits = [waiting.until_selectable(services, "k", check, lambda: None, 0.5) for _ in range(100)]
         return await asyncio.gather(*waits, return_exceptions=True)
 
     assert Counter(type(error) for error in asyncio.run(all_of())) == {Unavailable: 100}

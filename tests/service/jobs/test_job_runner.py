@@ -27,8 +27,7 @@ from registry.progress import silent
 from registry.samples.sample import embed
 from registry.spec import BaseEntry
 from registry.spec.weighing import WeighingRequest
-from service.http.answers.pool_jobs import result_of
-from service.http.requests.waiting import wait_for_job
+from service.http.answers.waiting import result_of, wait_for_job
 from service.job_board import JobBoard
 from service.jobs import fit_process, gradient_process
 from service.jobs import runner as module
