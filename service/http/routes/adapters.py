@@ -6,9 +6,9 @@ gives 404, like an unknown one.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from registry.catalogue.rows import AdapterRow, AliasRow
 from registry.errors import InvalidName, NotFound
@@ -210,29 +210,17 @@ def list_aliases(ns: str, name: str, services: AppServices, principal: Reader) -
     return AliasList(data=[_alias(row) for row in rows])
 
 
-class AliasPath(NamedTuple):
-    """Namespace, name and alias of a path."""
-
-    ns: str
-    name: str
-    alias: str
-
-
-async def alias_path(ns: str, name: str, alias: str) -> AliasPath:
-    """Return the alias that a path names."""
-    return AliasPath(ns, name, alias)
-
-
 @router.put("/{ns}/{name}/aliases/{alias}")
 def put_alias(
-    path: Annotated[AliasPath, Depends(alias_path)],
+    ns: str,
+    name: str,
+    alias: str,
     body: AliasBody,
     services: AppServices,
     principal: Writer,
     if_match: IfMatch,
 ) -> Alias:
     """Point an alias at a version; with If-Match only if the alias has not changed since the caller read it."""
-    ns, name, alias = path
     target = NameRef(namespace=ns, name=name, version=body.version)
     row = changes.put_alias(
         services.registry,
@@ -247,17 +235,16 @@ def put_alias(
 
 @router.delete("/{ns}/{name}/aliases/{alias}", status_code=204, response_class=Response)
 def delete_alias(
-    path: Annotated[AliasPath, Depends(alias_path)],
-    services: AppServices,
-    principal: Writer,
-    if_match: IfMatch,
+    ns: str, name: str, alias: str, services: AppServices, principal: Writer, if_match: IfMatch
 ) -> Response:
     """Remove an alias."""
-    principal.check_visible(path.ns)
+    principal.check_visible(ns)
     changes.delete_alias(
         services.registry,
         principal.caller,
-        *path,
+        ns,
+        name,
+        alias,
         if_match=if_match,
         is_admin=principal.has("admin"),
     )
