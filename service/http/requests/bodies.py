@@ -74,7 +74,7 @@ class CheckedRoute(APIRoute):
 
         async def handle_body(request: Request) -> Response:
             principal = allowed(request, scopes)
-            value = await _json_value(request, principal.key_id, limit)
+            value = await _read_json(request, principal.key_id, limit)
             return await handler(ParsedRequest(request, value))
 
         return handle_body
@@ -168,23 +168,28 @@ class ParsedRequest(Request):
         return self._value
 
 
-async def _json_value(request: Request, key_id: str, limit: BodyLimit) -> Any:
-    """Return the parsed body, NO_BODY if it is empty; raises as `_read_json` and `parse_json` do."""
-    bodies: Bodies = request.app.state.bodies
-    body = await _read_json(request, key_id, limit, bodies.settings)
-    return await parse_in_turn(parse_json, body) if body else NO_BODY
+async def _read_json(request: Request, key_id: str, limit: BodyLimit) -> Any:
+    """Return the parsed body, NO_BODY if it is empty; its values are counted while it arrives.
 
-
-async def _read_json(request: Request, key_id: str, limit: BodyLimit, settings: Settings) -> bytearray:
-    """Return the bytes of a JSON body; raises as `read_body` does, and InvalidParameter for another content type."""
-    count, content_type = BodyCount(limit, settings), request.headers.get("content-type", "")
+    The limit of a call allows more texts and numbers; the number of lists and objects, which cost the most memory, has
+    one limit for all calls. Raises InvalidParameter for another content type, TooLarge for too many values, and what
+    `read_body` and `parse_json` raise.
+    """
+    settings: Settings = request.app.state.bodies.settings
+    content_type = request.headers.get("content-type", "")
+    count, max_values, max_containers = JsonCount(), limit.values_of(settings), settings.max_json_values
 
     def check(piece: bytes) -> None:
         if piece and not is_json(content_type):
             raise InvalidParameter("The body must be a JSON object sent with 'content-type: application/json'.")
         count.add(piece)
+        if count.values > max_values:
+            raise too_many("values", max_values)
+        if count.containers > max_containers:
+            raise too_many("lists and objects", max_containers)
 
-    return await read_body(request, key_id, limit, settings, check)
+    body = await read_body(request, key_id, limit, settings, check)
+    return await parse_in_turn(parse_json, body) if body else NO_BODY
 
 
 async def read_body(
@@ -211,27 +216,6 @@ async def read_body(
     if time.monotonic() - start >= SLOW_BODY_SECONDS:
         request.state.principal = await request.state.authenticate_again(request.scope)
     return body
-
-
-class BodyCount:
-    """Count of the JSON values in a body while it arrives, checked against the limits of its call.
-
-    A call's own limit allows more texts and numbers; the number of lists and objects, which cost the most memory, has
-    one limit for all calls.
-    """
-
-    def __init__(self, limit: BodyLimit, settings: Settings) -> None:
-        self._count = JsonCount()
-        self._values = limit.values_of(settings)
-        self._containers = settings.max_json_values
-
-    def add(self, piece: bytes) -> None:
-        """Count a piece of the body; raises TooLarge beyond a limit."""
-        self._count.add(piece)
-        if self._count.values > self._values:
-            raise too_many("values", self._values)
-        if self._count.containers > self._containers:
-            raise too_many("lists and objects", self._containers)
 
 
 def is_json(content_type: str) -> bool:
