@@ -18,7 +18,7 @@ from opentelemetry.trace import get_current_span
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from registry.errors import Unavailable
+from registry.errors import Internal, Unavailable
 from service.http import problems
 from service.http.metrics import Metrics
 from service.observability.logs import request_id_now
@@ -76,7 +76,7 @@ class Observe:
             body = problems.unexpected(error)
             if sender.status is not None:
                 raise  # the answer has begun: only cutting the connection tells the client
-            await problems.response_of_unexpected(body)(scope, receive, sender)
+            await problems.ProblemResponse(body, problems.STATUS[Internal])(scope, receive, sender)
         finally:
             self._metrics.in_flight.dec()
             self._record(scope, sender.status, time.perf_counter() - started)

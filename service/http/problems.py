@@ -168,15 +168,10 @@ def offset_headers(offset: int) -> dict[str, str]:
     return {"upload-offset": str(offset), **({"range": f"0-{offset - 1}"} if offset else {})}
 
 
-def response_of_unexpected(body: ErrorBody) -> JSONResponse:
-    """Return a body made by `unexpected` as a response."""
-    return ProblemResponse(body, status_of(errors.Internal(INTERNAL_MESSAGE)), None)
-
-
 class ProblemResponse(JSONResponse):
     """An error answer that stores its code in the state of the request, where `observe` counts it."""
 
-    def __init__(self, body: ErrorBody, status: int, headers: Mapping[str, str] | None) -> None:
+    def __init__(self, body: ErrorBody, status: int, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(body.model_dump(exclude_unset=True), status_code=status, headers=headers)
         self._code = body.error.code
 

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from starlette.exceptions import HTTPException
 
-from registry.errors import SoupError
+from registry.errors import Internal, SoupError
 from registry.names import KeyScope
 from service.access.keys import Principal
 from service.http import problems
@@ -187,5 +187,4 @@ def error_page(request: Request, error: Exception) -> Response:
         return render_page(request, "error.html", error=error)
     body = problems.unexpected(error)
     request.state.error_code = body.error.code
-    status = problems.response_of_unexpected(body).status_code
-    return render_page(request, "error.html", status=status, problem=body.error)
+    return render_page(request, "error.html", status=problems.STATUS[Internal], problem=body.error)
