@@ -51,14 +51,13 @@ def _one_text(settings: Settings) -> int:
 
 
 SMALL = BodyLimit(lambda _: SMALL_BYTES)
-FILES = BodyLimit(_all)
-"""Inline files and samples."""
+LARGE = BodyLimit(_all)
+"""Inline files and samples, and conversations."""
 RECIPE = BodyLimit(_all, lambda settings: settings.max_ingredients * MAX_KEYS)
 """An inline sample, or a recipe with a factor for each site of each ingredient."""
 TEXTS = BodyLimit(_all, lambda settings: settings.max_texts)
 TEXTS_OR_IDS = BodyLimit(_all, lambda settings: settings.max_texts + settings.max_text_chars)
 """Several texts, or lists of token ids of together `max_text_chars` ids."""
-CONVERSATION = BodyLimit(_all)
 PROMPTS = BodyLimit(_all, lambda settings: settings.max_prompts + settings.max_text_chars)
 """Several prompts, each a text or a list of token ids, of together `max_text_chars` ids."""
 ONE_TEXT = BodyLimit(_one_text)

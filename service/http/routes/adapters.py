@@ -25,7 +25,7 @@ from service.http.files.ranges import REVALIDATE, ranged
 from service.http.files.version_files import FILE_BYTES, files_of, store_redirect
 from service.http.models.named_models import adapter_named, name_ref
 from service.http.requests.bodies import CheckedRoute
-from service.http.requests.body_limits import FILES, takes
+from service.http.requests.body_limits import LARGE, takes
 from service.http.requests.parameters import Cursor, IfMatch, Limit, page_size
 from service.http.schemas.adapters import (
     Adapter,
@@ -48,7 +48,7 @@ router = APIRouter(prefix="/v1/adapters", tags=["adapters"], route_class=Checked
 
 
 @router.post("", status_code=201, responses={200: {"description": "Known already", "model": Adapter}})
-@takes(FILES)
+@takes(LARGE)
 def push_adapter(response: Response, body: Manifest, services: AppServices, principal: Writer) -> Adapter:
     """Push an adapter. Returns 201, or 200 if the name has these bytes already. A job embeds the sample.
 

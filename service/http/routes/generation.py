@@ -21,7 +21,7 @@ from service.http.models.inference_limits import check_best_of, check_ids, check
 from service.http.models.metering import admit
 from service.http.models.named_models import ResolvedModel
 from service.http.requests.bodies import CheckedRoute
-from service.http.requests.body_limits import CONVERSATION, PROMPTS, takes
+from service.http.requests.body_limits import LARGE, PROMPTS, takes
 from service.http.schemas.generation import ChatAnswer, ChatRequest, CompletionAnswer, CompletionRequest
 from service.http.security.auth import ModelUser
 from service.http.thread_turns import in_thread
@@ -109,7 +109,7 @@ def _completion_requests(
 
 
 @router.post("/v1/chat/completions", response_model=ChatAnswer, responses=JSON_OR_STREAM)
-@takes(CONVERSATION)
+@takes(LARGE)
 async def chat_completions(
     request: Request, body: ChatRequest, services: AppServices, principal: ModelUser
 ) -> Response:

@@ -26,7 +26,7 @@ from service.http.answers.waiting import run_pool_job, wait_seconds
 from service.http.app_services import AppServices
 from service.http.models.inference_limits import limit_embeddings
 from service.http.requests.bodies import CheckedRoute
-from service.http.requests.body_limits import FILES, takes
+from service.http.requests.body_limits import LARGE, takes
 from service.http.requests.parameters import Cursor, Limit, page_size
 from service.http.schemas.adapters import listed_body
 from service.http.schemas.jobs import Job
@@ -76,7 +76,7 @@ def get_selector(id: str, services: AppServices, principal: Reader) -> Selector:
 
 
 @router.post("/select", response_model=Selected | Job, responses={202: {"model": Job}})
-@takes(FILES)
+@takes(LARGE)
 async def select_adapters(
     response: Response, body: SelectRequest, services: AppServices, principal: Reader
 ) -> Selected | Job:

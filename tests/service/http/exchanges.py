@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.access.keys import Principal
 from service.http import problems
 from service.http.requests.bodies import Bodies, CheckedRoute
-from service.http.requests.body_limits import FILES, PROMPTS, takes
+from service.http.requests.body_limits import LARGE, PROMPTS, takes
 from service.http.security.auth import ModelUser, Reader, Writer
 from service.settings import Settings
 from tests.service.servers import Live
@@ -99,7 +99,7 @@ def checked_app(**settings: Any) -> FastAPI:
         return body
 
     @router.post("/large")
-    @takes(FILES)
+    @takes(LARGE)
     async def large(body: Annotated[Any, Body()], principal: Writer) -> Any:
         return len(str(body))
 
