@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from starlette.datastructures import Headers
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Match
@@ -15,7 +15,7 @@ from registry.errors import SoupError, Unauthenticated
 from service.access.keys import Principal
 from service.access.sessions import Sessions
 from service.http import problems
-from service.http.pages.cookies import SESSION, cookie_name, is_secure, page_cookies, read_cookie
+from service.http.pages.cookies import SESSION, page_cookies, read_cookie, set_cookie
 from service.http.pages.page import PageRoute, has_json_errors
 from service.settings import Settings
 
@@ -85,8 +85,5 @@ class SessionAuth:
             return problems.response_of(error, {"hx-redirect": location})
         response = RedirectResponse(location, status_code=303, headers={"cache-control": "no-store"})
         if read_cookie(scope, SESSION, self._settings) is not None:
-            secure = is_secure(scope, self._settings)
-            response.delete_cookie(
-                cookie_name(SESSION, secure=secure), path="/", secure=secure, httponly=True, samesite="strict"
-            )
+            set_cookie(response, Request(scope), SESSION, "")
         return response
