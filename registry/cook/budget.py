@@ -1,6 +1,6 @@
 """Prices of efforts, how far they go within a budget, and what efforts gained in past cooks.
 
-Work is counted in passes of the base model over the sample, and in seconds once `cook` has timed one (`TimedBase`). A
+Work is counted in passes of the base model over the sample, and in seconds once `cook` has timed one (`PassTimer`). A
 pass with gradients counts as several passes, and each attached adapter adds to it.
 """
 
@@ -13,10 +13,9 @@ from statistics import median
 
 from registry.catalogue.database import Database
 from registry.catalogue.rows import Namespaces
+from registry.cook.job import CookJob
 from registry.cook.sample import FEW, Split
-from registry.cook.timed import TimedBase
 from registry.errors import InvalidParameter
-from registry.progress import Progress
 from registry.spec import MAX_INGREDIENTS, Budget, Passage, WeighingRequest, characters_of
 
 LEAST_SCREENED, LEAST_STEPS, LEAST_ALONE = 5, 4, 3
@@ -153,16 +152,16 @@ def _fold_shares(split: Split) -> float:
 # --- budgets ---------------------------------------------------------------------------------------
 
 
-def passes_within(budget: Budget, base: TimedBase, texts: Sequence[Passage], *, progress: Progress) -> float:
+def passes_within(budget: Budget, job: CookJob, texts: Sequence[Passage]) -> float:
     """The passes of the base over the texts that a budget allows; may score some texts to time a pass."""
     if budget.passes is not None:
         return budget.passes
     timed = texts[:TIMED]
-    scores = base.score(timed, None, progress=progress)
+    scores = job.score(timed, None)
     share = characters_of(timed) / characters_of(texts)
     if budget.tokens is not None:
         return budget.tokens * share / max(1, sum(score.tokens for score in scores))
-    forward = base.spent(texts).forward_seconds or 0.0
+    forward = job.timer.spent(texts).forward_seconds or 0.0
     return max(0.0, (budget.seconds or 0.0) - START_SECONDS) / max(forward, 1e-6)
 
 

@@ -16,7 +16,7 @@ from registry.cook.sample import read_sample
 from registry.cook.scoring import judge
 from registry.cook.store import purged_while_cooking, store_soup
 from registry.cook.strategies import dearer_efforts, strategy_of
-from registry.cook.timed import TimedBase
+from registry.cook.timed import PassTimer
 from registry.errors import DamagedBlob, Forbidden, Incompatible, InvalidParameter, InvalidSample, Retired, Unavailable
 from registry.mixing.compat import SoupIngredient
 from registry.names import split_name
@@ -51,7 +51,7 @@ def cook(
     tunes_by_default = effort_by_default and request.effort == "tune"
     job, cooked = _tune_or_weigh(job, target) if tunes_by_default else (job, _cook_with_retry(job))
     offers_tuning = not tunes_by_default and may_tune(registry.database, target) and _is_long_enough(job, cooked)
-    spent = job.base.spent(job.texts)
+    spent = job.timer.spent(job.texts)
     return cooked.model_copy(update={"spent": spent, "beyond": _prices(job, spent, cooked, tuning=offers_tuning)})
 
 
@@ -73,9 +73,10 @@ def read_request(
         base_id = pool_base(request.pool, registry.bases)
     if base_id not in registry.bases:
         raise Unavailable(f"The adapters need base model {base_id!r}, which this server no longer serves.")
-    base = TimedBase(registry.bases[base_id])
+    base = registry.bases[base_id]
+    timer = PassTimer()
     sample = read_sample(registry, caller, request, base)
-    return CookJob(registry, caller, request, base, sample, ingredients, namespace, computations, progress)
+    return CookJob(registry, caller, request, base, timer, sample, ingredients, namespace, computations, progress)
 
 
 def _tune_or_weigh(job: CookJob, namespace: str) -> tuple[CookJob, Cooked]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from registry.context import Caller, Registry
+from registry.adapters.loadable import LoadableAdapter
+from registry.context import BaseModel, Caller, Registry
 from registry.cook.sample import Sample
-from registry.cook.timed import TimedBase
+from registry.cook.timed import PassTimer
 from registry.mixing.compat import SoupIngredient
 from registry.progress import Progress
 from registry.select.select import Chosen, Fit
@@ -15,6 +17,7 @@ from registry.spec import (
     CookRequest,
     MeasuredStatistic,
     Passage,
+    PassageScore,
     StatisticRequest,
     Tuned,
     TuningRequest,
@@ -47,7 +50,8 @@ class CookJob:
     registry: Registry
     caller: Caller
     request: CookRequest
-    base: TimedBase
+    base: BaseModel
+    timer: PassTimer
     sample: Sample | None
     ingredients: tuple[SoupIngredient, ...]
     namespace: str
@@ -59,6 +63,13 @@ class CookJob:
     def texts(self) -> tuple[Passage, ...]:
         """The passages of the sample; none without a sample, or with one of vectors."""
         return () if self.sample is None else self.sample.texts
+
+    def score(self, texts: Sequence[Passage], adapter: LoadableAdapter | None) -> Sequence[PassageScore]:
+        """Log-likelihoods of texts under the base model, with or without an adapter; timed."""
+        began = time.perf_counter()
+        scores = self.base.score(texts, adapter, progress=self.progress)
+        self.timer.add(time.perf_counter() - began, texts)
+        return scores
 
     def report(self, step: int, message: str) -> None:
         """Report progress; raises Cancelled where the job was cancelled."""

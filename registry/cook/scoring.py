@@ -32,7 +32,7 @@ def judge(job: CookJob, proposal: Proposal, evidence: Evidence) -> Outcome:
 
 def score_texts(job: CookJob, soup: Mixed | None, texts: Sequence[Passage]) -> Scores:
     """The scores of texts under a soup or, without one, the base model."""
-    scores = job.base.score(texts, None if soup is None else soup.adapter, progress=job.progress)
+    scores = job.score(texts, None if soup is None else soup.adapter)
     return Scores(np.array([score.nll for score in scores]), np.array([score.tokens for score in scores]))
 
 

@@ -1,57 +1,24 @@
-"""A base model whose passes are timed, so that a cook can say what it took and what more would take."""
+"""A timer of the base model's passes in a cook, to report what the cook took and to price other efforts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from registry.adapters.loadable import LoadableAdapter
-from registry.context import BaseModel
-from registry.encoders import Encoder
-from registry.progress import Progress
-from registry.spec import BaseEntry, BaseShape, Passage, PassageScore, Spent, characters_of
+from registry.spec import Passage, Spent, characters_of
 
 
 @dataclass
-class TimedBase:
-    """A base model (`registry.context.BaseModel`) that counts the seconds and characters of what it scored."""
+class PassTimer:
+    """The `seconds` that scoring took, the `characters` that were scored in them, and when the cook began."""
 
-    base: BaseModel
     seconds: float = 0.0
     characters: int = 0
     began: float = field(default_factory=time.perf_counter)
 
-    @property
-    def entry(self) -> BaseEntry:
-        """Its entry of the allowlist."""
-        return self.base.entry
-
-    @property
-    def shape(self) -> BaseShape:
-        """Its shape."""
-        return self.base.shape
-
-    @property
-    def bos(self) -> str | None:
-        """The text of its BOS token."""
-        return self.base.bos
-
-    def encoders(self) -> Mapping[str, Encoder]:
-        """Its encoders by digest."""
-        return self.base.encoders()
-
-    def score(
-        self, texts: Sequence[Passage], adapter: LoadableAdapter | None, *, progress: Progress
-    ) -> Sequence[PassageScore]:
-        """Log-likelihoods of texts, timed."""
-        began = time.perf_counter()
-        scores = self.base.score(texts, adapter, progress=progress)
-        self.add(time.perf_counter() - began, texts)
-        return scores
-
     def add(self, seconds: float, texts: Sequence[Passage]) -> None:
-        """Count texts that were scored elsewhere, such as in the process that computes gradients."""
+        """Count texts that were scored, here or in the process that computes gradients."""
         self.seconds += seconds
         self.characters += characters_of(texts)
 

@@ -156,7 +156,7 @@ def _within_budget(job: CookJob, sample: Sample, selection: Chosen, depth: Depth
     adapters = shortlist(job, selection).adapters
     if not adapters:
         return {}
-    passes = passes_within(job.request.budget, job.base, sample.texts, progress=job.progress)
+    passes = passes_within(job.request.budget, job, sample.texts)
     return vars(cut_weighing(depth, Size.of(sample.split, len(adapters)), passes))
 
 

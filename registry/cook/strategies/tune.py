@@ -79,7 +79,7 @@ def propose(job: CookJob) -> Proposal | Outcome:
     config, initial = _initial(start, tuning)
     tuned, tensors = _train(job, sample, config, initial, tuning)
     seconds = time.perf_counter() - began
-    job.base.add(tuned.base_seconds, sample.texts_of(tuned.held_out))
+    job.timer.add(tuned.base_seconds, sample.texts_of(tuned.held_out))
     soup = start if tensors is None else _tuned_soup(start, recipe, config, tensors, save_tensors(tensors))
     tokens = np.array(tuned.tokens)
     start_scores, tuned_scores = Scores(np.array(tuned.nll[0]), tokens), Scores(held_out_nll(tuned), tokens)
@@ -127,7 +127,7 @@ def _tuning(job: CookJob, sample: Sample, start: AdapterConfig) -> Tuning:
     rates = ALL_LINEAR_RATES if adds_modules else RATES
     passes = options.passes or TRAINING_PASSES
     if job.request.budget is not None:
-        allowed = passes_within(job.request.budget, job.base, sample.texts, progress=job.progress)
+        allowed = passes_within(job.request.budget, job, sample.texts)
         passes = cut_training(passes, allowed, len(sample.texts))
     return Tuning(
         sample=sample.report.digest,

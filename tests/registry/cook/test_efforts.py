@@ -21,9 +21,10 @@ from registry.cook.budget import (
     past_gains,
     weighing_passes,
 )
+from registry.cook.job import Computations, CookJob
 from registry.cook.sample import Split
 from registry.cook.strategies import QUICK, STRATEGIES, THOROUGH, dearer_efforts
-from registry.cook.timed import TimedBase
+from registry.cook.timed import PassTimer
 from registry.errors import Forbidden, Incompatible, InvalidParameter, InvalidSample
 from registry.progress import silent
 from registry.spec import Budget, CookRequest, Spent
@@ -317,16 +318,24 @@ def test_few_passages_cost_no_multiple_of_what_many_do():
         assert passes_of("thorough", passages, 21) <= 5 * passes_of("thorough", 100, 21)
 
 
+def job_on(base: FakeBase) -> CookJob:
+    """A job that scores texts, and does nothing else."""
+    request = CookRequest(sample=SAMPLE, effort="quick")
+    computations = Mock(spec=Computations)
+    return CookJob(Mock(), Mock(), request, base, PassTimer(), None, (), "acme", computations, silent)
+
+
 def test_passes_are_seconds_over_those_of_one_pass():
-    base = TimedBase(FakeBase({}))
-    assert base.spent(["some text"]).passes is None
-    base.score(["ten letter", "ten letter"], None, progress=silent)
-    timed = base.seconds
-    base.add(3.0, ["x" * 40])
-    spent = base.spent(["x" * 30])
+    job = job_on(FakeBase({}))
+    timer = job.timer
+    assert timer.spent(["some text"]).passes is None
+    job.score(["ten letter", "ten letter"], None)
+    timed = timer.seconds
+    timer.add(3.0, ["x" * 40])
+    spent = timer.spent(["x" * 30])
     assert spent.forward_seconds == pytest.approx((timed + 3.0) / 60 * 30)
     assert spent.passes == pytest.approx(spent.seconds / spent.forward_seconds)
-    assert base.spent([]).passes is None
+    assert timer.spent([]).passes is None
 
 
 @pytest.mark.parametrize("effort", ["instant", "quick", "tune"])
@@ -403,15 +412,15 @@ def test_less_than_a_pass_of_training_is_refused_with_the_least(passages):
 
 def test_a_budget_is_in_passes_tokens_or_seconds():
     texts = ["two words"] * 40
-    base = TimedBase(FakeBase({}))
-    assert passes_within(Budget(passes=3.5), base, texts, progress=silent) == 3.5
-    assert base.characters == 0
-    assert passes_within(Budget(tokens=160), base, texts, progress=silent) == pytest.approx(2.0)  # 80 tokens a pass
-    base = TimedBase(FakeBase({}))
-    base.add(100.0, ["two words"] * 20)
-    passes = passes_within(Budget(seconds=START_SECONDS + 300.0), base, texts, progress=silent)
+    job = job_on(FakeBase({}))
+    assert passes_within(Budget(passes=3.5), job, texts) == 3.5
+    assert job.timer.characters == 0
+    assert passes_within(Budget(tokens=160), job, texts) == pytest.approx(2.0)  # 80 tokens a pass
+    job = job_on(FakeBase({}))
+    job.timer.add(100.0, ["two words"] * 20)
+    passes = passes_within(Budget(seconds=START_SECONDS + 300.0), job, texts)
     assert passes == pytest.approx(300.0 / (100.0 / 28 * 40), rel=1e-3)  # eight more were timed, in no time
-    assert passes_within(Budget(seconds=1.0), base, texts, progress=silent) == 0
+    assert passes_within(Budget(seconds=1.0), job, texts) == 0
 
 
 def test_a_cook_within_a_budget_does_less_and_holds_out_as_much(stocked):
