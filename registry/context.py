@@ -12,12 +12,16 @@ from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import Namespaces
 from registry.encoders.contract import Encoder
 from registry.progress import Progress
-from registry.selectors.loaded import LoadedSelectors
+from registry.recent import Recent
+from registry.selectors.contract import Selector
 from registry.spec import BaseEntry, BaseShape, DefaultLimits, Effort, Passage, PassageScore
 from registry.spec.limits import SizeLimits
 
 if TYPE_CHECKING:  # torch comes with it, which a process that fits selectors starts without
     from registry.adapters.loadable import LoadableAdapter
+
+SELECTOR_BYTES = 2**30
+"""Ten cosine selectors over 10,000 adapters of 576 dimensions, or one over 100,000."""
 
 
 class BaseModel(Protocol):
@@ -85,7 +89,8 @@ class Registry:
     """The stores, base models and limits that verbs work with.
 
     `bases` are the operator's allowlist by id, empty in a process that fits selectors. `default_effort` is for cooks
-    that name none, `quotas` are for keys and namespaces without their own. `selectors` is the cache in memory.
+    that name none, `quotas` are for keys and namespaces without their own. `selectors` are in memory, by the digest of
+    their stored state: they are immutable, and threads share them.
     """
 
     database: Database
@@ -96,7 +101,7 @@ class Registry:
     default_effort: Effort = "tune"
     quotas: DefaultLimits = field(default_factory=DefaultLimits)
     retention: Retention = Retention()
-    selectors: LoadedSelectors = field(default_factory=LoadedSelectors)
+    selectors: Recent[Selector[Any]] = field(default_factory=lambda: Recent(SELECTOR_BYTES))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
@@ -20,6 +21,7 @@ class Recent(Generic[Value]):
         """Values and sizes, the least recently used first."""
         self._size = 0
         self._lock = threading.Lock()
+        self._loading = threading.Lock()
 
     def get(self, key: str) -> Value | None:
         """The value of a key, which becomes the most recent one; None where there is none."""
@@ -37,6 +39,21 @@ class Recent(Generic[Value]):
             self._size += size
             while len(self._entries) > 1 and self._size > self._limit:
                 self._drop(next(iter(self._entries)))
+
+    def get_or_load(self, key: str, load: Callable[[], tuple[Value, int]]) -> Value:
+        """The value of a key, or the one that `load` returns with its size; raises what `load` raises.
+
+        One caller at a time loads: concurrent callers of one key load it once.
+        """
+        value = self.get(key)
+        if value is not None:
+            return value
+        with self._loading:
+            value = self.get(key)
+            if value is None:
+                value, size = load()
+                self.put(key, value, size=size)
+            return value
 
     def _drop(self, key: str) -> None:
         if key in self._entries:

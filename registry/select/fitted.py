@@ -95,4 +95,4 @@ def load_selector(registry: Registry, row: SelectorRow | SelectorState) -> Selec
         data = registry.blobs.read(row.state_blob)
         return SELECTORS[row.spec.kind].from_state(*load_state(data)), len(data)
 
-    return registry.selectors.get(row.state_blob, read)
+    return registry.selectors.get_or_load(row.state_blob, read)
