@@ -16,7 +16,7 @@ from registry.cook.ingredients import with_note
 from registry.errors import Forbidden, Unavailable
 from registry.samples.sample import CheckedSample, check_sample, clean_sample
 from registry.select.fitted import current_selector, latest_selector
-from registry.select.pools import FitTarget, enqueue_fit, members_of, missing_members
+from registry.select.pools import enqueue_fit, members_of, missing_members
 from registry.select.requested import RequestedSelector, check_selectable, requested_selector
 from registry.select.select import SelectQuery, select_from_pool
 from registry.selectors.ranking import LISTED
@@ -168,9 +168,16 @@ async def _fit(
 def _enqueue_fit(services: AppServices, principal: Principal, requested: RequestedSelector) -> JobRow:
     with services.registry.database.write() as catalogue:
         home, key_id = principal.home, principal.key_id
-        target = FitTarget(requested.base.entry.id, requested.pool, requested.spec)
         with job_limits(services, catalogue, "fit", key_id=key_id, namespace=home):
-            job = enqueue_fit(catalogue, target, namespace=home, created_by=key_id, is_requested=True)
+            job = enqueue_fit(
+                catalogue,
+                base_model=requested.base.entry.id,
+                pool=requested.pool,
+                spec=requested.spec,
+                namespace=home,
+                created_by=key_id,
+                is_requested=True,
+            )
         principal.caller.audit(catalogue, "selector.ask", job.id, namespace=home, selector=requested.spec.kind)
         return job
 
