@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from registry.catalogue.rows import SelectorRow
 from registry.context import BaseModel, Registry
@@ -20,11 +19,11 @@ from registry.select.fitted import load_selector
 from registry.select.pools import gone_members
 from registry.select.requested import encoder_for
 from registry.select.select import sample_vectors
+from registry.selectors.contract import Float64
 from registry.selectors.posterior import PosteriorSelector
+from registry.selectors.projection import FittedProjection, Projection
 from registry.selectors.ranking import Member
 from registry.spec import Selection, SelectOptions
-
-Float64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,8 @@ def domain_map(registry: Registry, row: SelectorRow, sample: CheckedSample | Non
     with registry.database.read() as catalogue:
         gone = gone_members(catalogue, row)
     points = selector.gaussians_.means
-    plane, explained = fit_plane(points)
+    fitted = fit_plane(points)
+    plane = fitted.projection
     point, selection, posteriors = None, None, dict[str, float]()
     if sample is not None:
         encoder = encoder_for(row.spec, base_of(registry, row).encoders())
@@ -79,31 +79,19 @@ def domain_map(registry: Registry, row: SelectorRow, sample: CheckedSample | Non
         ranking = selector.rank(vectors, options=SelectOptions(), exclude=gone)
         selection = ranking.selection()
         posteriors = {candidate.member.digest: candidate.score for candidate in ranking.ranked}
-        x, y = plane.project(selector.sample_point(vectors)[None])[0]
+        x, y = plane(selector.sample_point(vectors)[None])[0]
         point = (float(x), float(y))
     places = [
         Place(member, float(x), float(y), posteriors.get(member.digest))
-        for member, (x, y) in zip(selector.members_, plane.project(points), strict=True)
+        for member, (x, y) in zip(selector.members_, plane(points), strict=True)
         if member.digest not in gone
     ]
     places.sort(key=lambda place: (-(place.posterior or 0.0), place.member.domain, place.member.digest))
-    return DomainMap(tuple(places), explained, point, selection)
+    return DomainMap(tuple(places), fitted.explained, point, selection)
 
 
-@dataclass(frozen=True)
-class Plane:
-    """A plane through the point `centre` (m,), spanned by `axes` (2, m)."""
-
-    centre: Float64
-    axes: Float64
-
-    def project(self, points: Float64) -> Float64:
-        """The coordinates (n, 2) of points (n, m)."""
-        return (points - self.centre) @ self.axes.T
-
-
-def fit_plane(points: Float64) -> tuple[Plane, float]:
-    """The plane of the two directions in which `points` (n, m) differ most, and the share of variance it explains.
+def fit_plane(points: Float64) -> FittedProjection:
+    """The projection onto the two directions in which `points` (n, m) differ most.
 
     The largest coordinate of each axis is positive, so that the same points give the same map.
     """
@@ -115,4 +103,5 @@ def fit_plane(points: Float64) -> tuple[Plane, float]:
     signs = np.sign(axes[np.arange(2), np.abs(axes).argmax(axis=1)])
     axes *= np.where(signs == 0, 1.0, signs)[:, None]
     total = float((sizes**2).sum())
-    return Plane(centre, axes), float((sizes[:2] ** 2).sum() / total) if total > 0 else 1.0
+    explained = float((sizes[:2] ** 2).sum() / total) if total > 0 else 1.0
+    return FittedProjection(Projection(centre, axes), explained)

@@ -122,19 +122,21 @@ def test_the_plane_is_that_of_the_principal_components() -> None:
     from sklearn.decomposition import PCA
 
     places = np.random.default_rng(0).normal(size=(9, 5)) * [5, 3, 1, 1, 1]
-    plane, explained = fit_plane(places)
+    fitted = fit_plane(places)
+    plane = fitted.projection
     reference = PCA(n_components=2, svd_solver="full").fit(places)
-    np.testing.assert_allclose(np.abs(plane.project(places)), np.abs(reference.transform(places)), atol=1e-10)
-    assert explained == pytest.approx(reference.explained_variance_ratio_.sum())
-    for axis in plane.axes:
+    np.testing.assert_allclose(np.abs(plane(places)), np.abs(reference.transform(places)), atol=1e-10)
+    assert fitted.explained == pytest.approx(reference.explained_variance_ratio_.sum())
+    for axis in plane.components:
         assert axis[np.abs(axis).argmax()] > 0
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_few_places_have_a_plane_as_well(count: int) -> None:
     places = np.random.default_rng(0).normal(size=(count, 5))
-    plane, explained = fit_plane(places)
-    assert plane.project(places).shape == (count, 2)
-    assert (plane.project(places + 1)[:, 1] == 0).all()  # there is no second direction
-    assert np.isfinite(plane.project(places)).all()
-    assert explained == pytest.approx(1.0)
+    fitted = fit_plane(places)
+    plane = fitted.projection
+    assert plane(places).shape == (count, 2)
+    assert (plane(places + 1)[:, 1] == 0).all()  # there is no second direction
+    assert np.isfinite(plane(places)).all()
+    assert fitted.explained == pytest.approx(1.0)
