@@ -33,7 +33,7 @@ def evidence_of(job: CookJob) -> Evidence:
         selector=job.selection.selector.id,
         fitted_at=job.selection.selector.fitted_at,
         not_yet_included=job.selection.not_yet_included,
-        sample=None if job.sample is None else job.selection.report_of(job.sample.checked),
+        sample=None if job.sample is None else job.selection.report_of(job.sample),
         selection=job.selection.selection,
     )
 

@@ -60,7 +60,7 @@ def select_ingredients(job: CookJob) -> CookJob:
     selection = select_from_pool(
         job.registry,
         job.caller,
-        sample.checked,
+        sample,
         query,
         fit=job.computations.fit,
         progress=lambda _done, _total, message: job.report(1, message),

@@ -9,7 +9,7 @@ from functools import cached_property
 from registry.context import BaseModel, Caller, Registry
 from registry.errors import InvalidSample
 from registry.samples.sample import CheckedSample, check_sample
-from registry.spec import CookRequest, Passage, SampleReport
+from registry.spec import CookRequest, Passage
 
 HELD_OUT_EVERY = 5
 """Every fifth passage of a sample is held out, or every fourth or third to reach LEAST_HELD_OUT."""
@@ -55,21 +55,8 @@ class Split:
         return [number for number in range(self.count) if number not in fold]
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The sample of a request: its texts, or the vectors that a client sent, and how its texts are split."""
-
-    checked: CheckedSample
-
-    @property
-    def texts(self) -> tuple[Passage, ...]:
-        """The passages; empty if the client sent only vectors."""
-        return self.checked.texts
-
-    @property
-    def report(self) -> SampleReport:
-        """Counts of what was received, cleaned and kept."""
-        return self.checked.report
+class Sample(CheckedSample):
+    """The sample of a request, and how its texts are split."""
 
     @cached_property
     def split(self) -> Split:
@@ -102,4 +89,4 @@ def read_sample(registry: Registry, caller: Caller, request: CookRequest, base: 
             "set 'verify' to false.",
             param="verify",
         )
-    return Sample(checked)
+    return Sample(checked.report, checked.texts, checked.data, checked.vectors)
