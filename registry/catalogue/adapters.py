@@ -180,17 +180,21 @@ class Adapters(Repository[AdapterRow]):
         query = select(adapters).where(condition, seen_by(visible, adapters.c.namespace))
         return self._first(query.order_by(adapters.c.retired_at.is_not(None), adapters.c.id.desc()).limit(1))
 
-    def live(self, visible: Namespaces, condition: ColumnElement[bool]) -> builtins.list[AdapterRow]:
-        """The visible live rows that meet `condition`, newest first."""
-        query = select(adapters).where(condition, LIVE, seen_by(visible, adapters.c.namespace))
-        return self._all(query.order_by(adapters.c.id.desc()))
+    def live(
+        self, visible: Namespaces, condition: ColumnElement[bool], *, most: int | None = None
+    ) -> builtins.list[PooledRow]:
+        """The visible live adapters that meet `condition`, newest first, at most `most`."""
+        query = select(*POOLED).where(condition, LIVE, seen_by(visible, adapters.c.namespace))
+        rows = self._connection.execute(query.order_by(adapters.c.id.desc()).limit(most))
+        return [PooledRow(*row) for row in rows]
 
     def find_by_recipe(self, visible: Namespaces, recipe_digest: str) -> AdapterRow | None:
         """The newest visible live soup of a recipe."""
-        rows = self.live(visible, adapters.c.recipe_digest == recipe_digest)
-        return rows[0] if rows else None
+        is_cooked = adapters.c.recipe_digest == recipe_digest
+        query = select(adapters).where(is_cooked, LIVE, seen_by(visible, adapters.c.namespace))
+        return self._first(query.order_by(adapters.c.id.desc()).limit(1))
 
-    def learnt_from(self, sample_digest: str) -> builtins.list[AdapterRow]:
+    def learnt_from(self, sample_digest: str) -> builtins.list[PooledRow]:
         """Live soups and adapters of all namespaces that were trained on a sample, or mixed from such ingredients."""
         return self.live(None, has_learnt_from(sample_digest))
 

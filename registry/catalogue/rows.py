@@ -131,7 +131,7 @@ class AdapterFilters(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class PooledRow:
-    """An adapter of a pool, with few columns, since thousands are read for one selection."""
+    """An adapter of a pool or a lineage, with few columns, since thousands are read for one selection."""
 
     id: int
     namespace: str

@@ -10,7 +10,7 @@ from sqlalchemy import and_, exists, func, select, tuple_
 
 from registry.catalogue.adapters import Adapters
 from registry.catalogue.repository import Repository, now, seen_by
-from registry.catalogue.rows import AdapterRow, Namespaces, RecipeRow
+from registry.catalogue.rows import AdapterRow, Namespaces, PooledRow, RecipeRow
 from registry.catalogue.tables import adapters, evidence, recipe_ingredients, recipes, statistics
 from registry.spec import MixReport, Recipe
 
@@ -157,12 +157,12 @@ class Soups(Repository[RecipeRow]):
         )
         return set(self._connection.scalars(query))
 
-    def mixed_by(self, blobs: Collection[str]) -> list[AdapterRow]:
+    def mixed_by(self, blobs: Collection[str]) -> list[PooledRow]:
         """Live soups of all namespaces that were mixed with a statistic in one of these blobs, newest first."""
         using = select(recipe_ingredients.c.recipe_digest).where(recipe_ingredients.c.statistic.in_(sorted(blobs)))
         return Adapters(self._connection).live(None, adapters.c.recipe_digest.in_(using))
 
-    def children(self, digest: str, visible: Namespaces) -> list[AdapterRow]:
-        """Visible live soups with this adapter as an ingredient, newest first."""
+    def children(self, digest: str, visible: Namespaces, *, most: int | None = None) -> list[PooledRow]:
+        """Visible live soups with this adapter as an ingredient, newest first, at most `most`."""
         using = select(recipe_ingredients.c.recipe_digest).where(recipe_ingredients.c.adapter_digest == digest)
-        return Adapters(self._connection).live(visible, adapters.c.recipe_digest.in_(using))
+        return Adapters(self._connection).live(visible, adapters.c.recipe_digest.in_(using), most=most)

@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from registry.catalogue.rows import AdapterRow
+from registry.catalogue.rows import AdapterRow, PooledRow
 from registry.context import Caller, Registry
 from registry.errors import Busy, Conflict, Unavailable
 from registry.select.pools import enqueue_refits
@@ -30,8 +30,8 @@ class Purged:
     row: AdapterRow
     blobs: int
     bytes: int
-    not_rebuildable: tuple[AdapterRow, ...]
-    tuned: tuple[AdapterRow, ...]
+    not_rebuildable: tuple[PooledRow, ...]
+    tuned: tuple[PooledRow, ...]
 
 
 def purge(registry: Registry, caller: Caller, adapter_id: int) -> Purged:

@@ -15,6 +15,9 @@ from registry.names import NameRef, parse_ref
 from service.http.schemas.adapters import Child, Lineage, Parent
 from service.services import Services
 
+CHILDREN = 100
+"""The newest soups that were made from an adapter; popular adapters have thousands."""
+
 
 def lineage_of(services: Services, visible: Namespaces, row: AdapterRow) -> Lineage:
     """Return the lineage of an adapter, for a key that reads the `visible` namespaces (None: all)."""
@@ -32,16 +35,14 @@ def lineage_of(services: Services, visible: Namespaces, row: AdapterRow) -> Line
             )
             for digest, weight, parent in catalogue.soups.parents(row.recipe_digest, visible)
         ]
-        children = [
-            Child(ref=child.ref, digest=child.digest) for child in catalogue.soups.children(row.digest, visible)
-        ]
+        newest = catalogue.soups.children(row.digest, visible, most=CHILDREN)
         evidence = [_visible_evidence(catalogue, entry, visible) for entry in catalogue.soups.evidence(row.id)]
     return Lineage(
         adapter=row.ref,
         recipe=None if recipe is None else recipe.recipe,
         rebuildable=None if recipe is None else recipe.recipe.tuning is None and not missing | lost,
         parents=parents,
-        children=children,
+        children=[Child(ref=child.ref, digest=child.digest) for child in newest],
         evidence=evidence,
     )
 

@@ -134,6 +134,7 @@ class Lineage(Wire):
     tuned. Null without a recipe."""
     parents: list[Parent]
     children: list[Child]
+    """At most 100, newest first."""
     evidence: list[dict[str, Any]]
     """At most 50, oldest first. Of the cooks of a soup by one recipe, the server keeps the evidence of the first and of
     the newest 49."""

@@ -66,6 +66,13 @@ def test_the_page_shows_digests_sizes_and_both_ways_of_the_lineage(browser: Page
     assert "0.75" in soup
 
 
+def test_the_lineage_lists_the_newest_soups(stocked: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    cook_soup(stocked, "acme/newer", {"acme/law@1": 1, "other/food": 1})
+    monkeypatch.setattr("service.http.answers.lineage.CHILDREN", 1)
+    children = stocked.client.get("/v1/adapters/acme/law@1/lineage").json()["children"]
+    assert [child["ref"] for child in children] == ["acme/newer@1"]
+
+
 def test_an_ingredient_of_another_namespace_is_its_digest(browser: PageSession) -> None:
     soup = browser.page("/models/acme/mix@1")
     assert "other/food" not in soup
