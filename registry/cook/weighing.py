@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from registry.adapters import sites_of
@@ -111,7 +111,7 @@ class _Weigher:
 
     job: CookJob
     depth: Depth
-    limits: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, int]
 
     def task(self, selection: Chosen, selected: Sequence[SoupIngredient], texts: Sequence[Passage]) -> _Task:
         """The task of weighing the adapters of a ranking on texts."""
@@ -251,12 +251,12 @@ def _without(selected: tuple[SoupIngredient, ...], rows: Sequence[AdapterRow]) -
     return _with_weights(selected, weights) if weights else ()
 
 
-def best_single(weighing: Weighing | None) -> int | None:
-    """The number of the best single adapter on the passages to fit on; None if none was weighed.
+def best_single(weighing: Weighing) -> int | None:
+    """The number of the best single adapter on the passages to fit on; None if none has a coefficient.
 
     Adapters are compared by loss if it was computed, else by mean coefficient; the first wins a tie.
     """
-    if weighing is None or not weighing.chosen:
+    if not weighing.chosen:
         return None
     if weighing.by_losses is not None and weighing.by_losses.scored:
         differences = dict(zip(weighing.by_losses.scored, weighing.by_losses.differences, strict=True))
