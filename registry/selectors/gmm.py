@@ -21,7 +21,7 @@ from registry.selectors.drawing import MIN_UNITS, DomainDraw, draw_domain, has_f
 from registry.selectors.gaussian_mixture import Mixture, precision_shape
 from registry.selectors.novelty import NOVEL, novelty, novelty_warning
 from registry.selectors.projection import Projection
-from registry.selectors.ranking import Candidate, Evidence, Member, RankedCandidates, Ranking, split_excluded
+from registry.selectors.ranking import Evidence, Member, RankedCandidates, Ranking, split_excluded
 from registry.selectors.stability import COMPETITORS, UnitScores
 from registry.spec import GmmSpec, SelectOptions
 
@@ -111,10 +111,9 @@ class GmmSelector(Selector[GmmSpec]):
         cluster, _ = self.clusters_.assign(points, usable=usable)
         return cluster
 
-    def _unit_scores(self, cluster: Int64, ranked: Sequence[Candidate], min_share: float) -> UnitScores:
+    def _unit_scores(self, cluster: Int64, ranked: RankedCandidates, min_share: float) -> UnitScores:
         """Scores by unit: 1 for the domains of its cluster. Ties are broken as `_rank` does."""
-        indices = {member.digest: index for index, member in enumerate(self.members_)}
-        order = np.array([indices[candidate.member.digest] for candidate in ranked[:COMPETITORS]], dtype=np.int64)
+        order = ranked.order[:COMPETITORS]
         table = self.clusters_.table
         counts_for = np.array(
             [[domain in owners for domain in order] for owners in self.clusters_.owners], dtype=np.float64
