@@ -7,7 +7,6 @@ or another base model is refused with the differences. Nothing is ever unpickled
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -29,8 +28,6 @@ from training.spec import SAVE_SECONDS
 FILE = "checkpoint.safetensors"
 FORMAT = "1"
 SHOWN = 8
-LOCKING_TRIES = 100
-"""Attempts to lock a folder that other processes keep removing; only a broken link exhausts them."""
 
 
 @dataclass(frozen=True)
@@ -56,53 +53,41 @@ class Saved:
 
 @contextmanager
 def locked(folder: Path, conflict: str) -> Iterator[None]:
-    """Lock a folder while open, creating it if needed; raises Conflict(`conflict`) if another process has it.
+    """Lock a folder while open, creating it if needed, and remove it afterwards if it is empty.
 
-    The lock is the operating system's, on the folder itself, and ends with the process. The folder is removed only
-    under its lock, and a new lock is checked to be on the folder at that path, so two processes never own it. A created
-    folder that stays empty is removed.
+    Raises Conflict(`conflict`) if another process has it, and Unavailable if it cannot be created or locked. The lock
+    is the operating system's, on the folder itself, and ends with the process. The folder is removed only under its
+    lock, and a new lock is checked to be on the folder at that path, so two processes never own it.
     """
-    handle, created = _lock(folder, conflict)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _unusable(folder, error) from error
     owner = os.getpid()
     try:
-        yield
-    finally:
-        if os.getpid() == owner:  # a forked child that ends must not release the lock of its parent
-            if created and _is_current(handle, folder):
+        _lock(handle, folder, conflict)
+        try:
+            yield
+        finally:
+            if os.getpid() == owner:  # a forked child that ends must not release the lock of its parent
                 with suppress(OSError):  # something was saved
                     folder.rmdir()
-            fcntl.flock(handle, fcntl.LOCK_UN)  # and may have the folder open still
+                fcntl.flock(handle, fcntl.LOCK_UN)  # a forked child may have the folder open still
+    finally:
         os.close(handle)
 
 
-def _lock(folder: Path, conflict: str) -> tuple[int, bool]:
-    """Open and lock the folder, retrying if it is removed meanwhile; returns its handle, and True if created here."""
-    for _ in range(LOCKING_TRIES):
-        try:
-            created = _create(folder)
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise _unusable(folder, error) from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
-            raise Conflict(conflict, param="out") from None
-        if _is_current(handle, folder):
-            return handle, created
-        os.close(handle)
-    raise _unusable(folder, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
-
-
-def _create(folder: Path) -> bool:
-    """Create a folder; returns False if it exists."""
+def _lock(handle: int, folder: Path, conflict: str) -> None:
+    """Lock an open folder; raises Conflict also if it was removed before the lock."""
     try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        return False
-    return True
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Conflict(conflict, param="out") from None
+    except OSError as error:  # for instance a file system without locks
+        raise _unusable(folder, error) from error
+    if not _is_current(handle, folder):
+        raise Conflict(conflict, param="out")
 
 
 def _is_current(handle: int, folder: Path) -> bool:
@@ -199,8 +184,6 @@ def discard(folder: Path) -> None:
     """
     with suppress(Conflict), locked(folder, f"Another training is saving in {folder}."):
         (folder / FILE).unlink(missing_ok=True)
-        with suppress(OSError):
-            folder.rmdir()
 
 
 def differences(saved: object, current: object, *, at: str = "") -> list[str]:

@@ -286,18 +286,17 @@ def _recorded_environments(folder: AdapterDirectory) -> list[dict[str, Any]]:
 
 @contextmanager
 def locked_checkpoints(grid: Grid) -> Iterator[None]:
-    """Lock the folder of the checkpoints while open, and remove it afterwards if it is empty.
+    """Lock the folder of the checkpoints while open; afterwards it and `out` are removed if they are empty.
 
     Raises Conflict if another sweep runs in the same folder: the two would train each cell twice.
     """
-    folder = grid.out / CHECKPOINTS
-    with locked(folder, f"Another sweep is at work in {grid.out}: wait for it, or choose another folder."):
-        try:
+    conflict = f"Another sweep is at work in {grid.out}: wait for it, or choose another folder."
+    try:
+        with locked(grid.out / CHECKPOINTS, conflict):
             yield
-        finally:
-            for directory in (folder, grid.out):
-                with suppress(OSError):  # not empty: checkpoints of unfinished cells, or adapters
-                    directory.rmdir()
+    finally:
+        with suppress(OSError):  # it has checkpoints of unfinished cells, or adapters
+            grid.out.rmdir()
 
 
 def existing_results(base: BaseText, grid: Grid) -> dict[str, AdapterDirectory]:

@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 
 from registry.base_model import LoadedBase, load_base
-from registry.errors import Cancelled
+from registry.errors import Cancelled, Unavailable
 from registry.progress import Progress
 from registry.spec import BaseEntry, Frozen
 from training.process import TICK_SECONDS, Handle, Json, lower_priority, should_end
@@ -76,8 +76,8 @@ def answer(request: WorkerRequest, base: LoadedBase, progress: Progress) -> Json
 def _turn(path: Path | None, waiting: Callable[[], object]) -> Iterator[None]:
     """Hold the file's lock, if one is named: one process at a time runs that training, also across a restart.
 
-    The child of a killed server may still be saving. Raises Cancelled if the parent ends the wait. The lock is the
-    operating system's and ends with the process.
+    The child of a killed server may still be saving. Raises Cancelled if the parent ends the wait, and Unavailable if
+    the file cannot be locked. The lock is the operating system's and ends with the process.
     """
     if path is None:
         yield
@@ -88,11 +88,13 @@ def _turn(path: Path | None, waiting: Callable[[], object]) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except OSError:
+            except BlockingIOError:
                 if should_end():
                     raise Cancelled("Training was cancelled before it began.") from None
                 waiting()
                 time.sleep(TICK_SECONDS)
+            except OSError as error:  # for instance a file system without locks
+                raise Unavailable(f"{path} cannot be locked: {error.strerror or error}.") from error
         yield
     finally:
         os.close(handle)

@@ -86,6 +86,7 @@ def test_a_folder_that_cannot_be_closed_is_told_of(
 def test_a_lock_ends_although_a_forked_child_has_its_file(
     tmp_path: Path, lock: Callable[[Path], AbstractContextManager[None]]
 ) -> None:
+    (tmp_path / "file").touch()  # else the folder of a checkpoint is removed with its lock
     with lock(tmp_path):
         files = [file for file in Path("/proc/self/fd").iterdir() if file.resolve().is_relative_to(tmp_path)]
         copies = [os.dup(int(file.name)) for file in files]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import math
@@ -19,13 +20,17 @@ from torch import nn
 from registry.adapters import paper_config
 from registry.adapters.weights import save_tensors
 from registry.errors import Cancelled, Conflict, InvalidParameter, Unavailable
+from registry.progress import silent
 from tests.training.conftest import TEXTS, VALID, train_on
 from training.checkpoint import FILE, Checkpoint, Saving, discard, locked
 from training.data import DataOrder
 from training.hyperparameters import Hyperparameters
 from training.loop import optimise
 from training.losses_file import MAX_POINTS, LossesFile, read_losses, thinned
+from training.request import TrainingRun
+from training.spec import TrainingSpec
 from training.state import Curve, Objective, TrainingState
+from training.worker import WorkerRequest, answer
 
 pytestmark = pytest.mark.slow
 
@@ -517,11 +522,22 @@ def test_the_lock_of_a_folder_that_was_removed_meanwhile_owns_nothing(tmp_path, 
         lock(handle, operation)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with locked(folder, "taken"):
-        with pytest.raises(Conflict, match="taken"), locked(folder, "taken"):
-            pass
-        assert folder.is_dir()
+    with pytest.raises(Conflict, match="taken"), locked(folder, "taken"):
+        pass
     assert folder.exists() == made_again
+    with locked(folder, "taken"):
+        assert folder.is_dir()
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    """A folder that servers share may be mounted without locks: nobody else is training there."""
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    monkeypatch.setattr("training.worker.should_end", lambda: True)
+    run = TrainingRun(spec=TrainingSpec(), train=tmp_path / "train.jsonl", out=tmp_path / "adapter", domain="law")
+    with pytest.raises(Unavailable, match=r"turn cannot be locked: No locks available\."):
+        answer(WorkerRequest(run=run, turn=tmp_path / "turn"), Mock(), silent)
+    with pytest.raises(Unavailable, match=r"Nothing can be saved in .*state: No locks available\."):
+        noisy(tmp_path / "state")
 
 
 def test_what_another_process_owns_by_now_is_not_discarded(tmp_path):
