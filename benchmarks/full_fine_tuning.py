@@ -20,7 +20,7 @@ from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter
 from training.data import MIN_VALID_TEXTS, Data
 from training.hyperparameters import Hyperparameters
-from training.loop import Outcome, optimise
+from training.loop import optimise
 from training.state import Objective, TrainingState
 from training.tasks import LANGUAGE_MODELLING
 from training.tasks.contract import Task
@@ -31,13 +31,14 @@ Part = Literal["all", "top", "norms"]
 
 @dataclass(frozen=True)
 class Tuned:
-    """A copy of a base model with a part of it trained, the head that the task needs, and what the loop did.
+    """A copy of a base model with a part of it trained, its best validation loss, and the head that the task needs.
 
     Its `shape` still has the fingerprint of the base it was copied from, whose tokenizer it uses.
     """
 
     base: LoadedBase
-    outcome: Outcome
+    valid_loss: float
+    trained_parameters: int
     head: AdapterModule | None = None
 
 
@@ -75,9 +76,9 @@ def fine_tune(
         valid=valid.rows,
         hyperparameters=hyperparameters,
     )
-    outcome = optimise(state)
+    optimise(state)
     tuned.model.requires_grad_(False)
-    return Tuned(tuned, outcome, head)
+    return Tuned(tuned, state.best[0], sum(parameter.numel() for parameter in state.trained.values()), head)
 
 
 def unfrozen(model: nn.Module, trained_part: Part, *, layers: int = 1) -> nn.Module:

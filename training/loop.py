@@ -1,16 +1,14 @@
 """The optimisation loop: AdamW, accumulation, clipping, the best state by validation loss.
 
-Learning rates are those of `Hyperparameters.learning_rate_at`. Called by the trainer of adapters and by the demo's
-training of its base model. On the CPU the same seeds, data, number of threads and version of torch give the same bits,
-also after a resume from a checkpoint.
+Learning rates are those of `Hyperparameters.learning_rate_at`. Called by the trainer of adapters and by the benchmark
+of full fine-tuning. On the CPU the same seeds, data, number of threads and version of torch give the same bits, also
+after a resume from a checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -21,28 +19,6 @@ from training.losses_file import LossesFile
 from training.state import TrainingState
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a loop: validation loss (mean NLL in nats) before the first step, at its best, and in between.
-
-    `train_history` holds about a hundred (step, mean training loss since the previous point). `resumed_at` is the step
-    of the checkpoint that the loop continued from, or None. `resume_note` describes how the environment that decides
-    the last bits has changed since that checkpoint, and `made_with` lists all environments of the training.
-    """
-
-    best_step: int
-    valid_before: float
-    valid_best: float
-    history: tuple[tuple[int, float], ...]
-    train_history: tuple[tuple[int, float], ...]
-    train_tokens: int
-    trained_parameters: int
-    examples: int
-    resumed_at: int | None = None
-    resume_note: str | None = None
-    made_with: tuple[Mapping[str, Any], ...] = ()
-
-
 def optimise(
     state: TrainingState,
     *,
@@ -50,7 +26,7 @@ def optimise(
     should_stop: Callable[[], bool] | None = None,
     checkpoint: Checkpoint | None = None,
     losses: LossesFile | None = None,
-) -> Outcome:
+) -> None:
     """Train the parameters that require gradients, and leave them in their best state by validation loss.
 
     The state before the first step counts too, so the result is never worse on the validation data than the start.
@@ -63,7 +39,7 @@ def optimise(
     numbers = state.hyperparameters
     evaluated_at = numbers.evaluated_at()
     with nullcontext() if checkpoint is None else checkpoint.locked(), _randomness(numbers.data_seed, state.device):
-        resumed_at = _begin(state, checkpoint)
+        _begin(state, checkpoint)
         _write_losses(losses, state)
         while state.step < numbers.steps:
             if should_stop is not None and should_stop():
@@ -80,30 +56,15 @@ def optimise(
             _write_losses(losses, state)
             progress(state.step, numbers.steps, _figures(state))
     state.keep_best()
-    examples = numbers.steps * state.order.size
-    return Outcome(
-        best_step=state.best[1],
-        valid_before=state.history[0][1],
-        valid_best=state.best[0],
-        history=tuple(state.history),
-        train_history=tuple(state.curve.points),
-        train_tokens=examples * (state.train.shape[1] - 1),
-        examples=examples,
-        trained_parameters=sum(parameter.numel() for parameter in state.trained.values()),
-        resumed_at=resumed_at,
-        resume_note=state.resume_note,
-        made_with=tuple(state.environments()),
-    )
 
 
-def _begin(state: TrainingState, checkpoint: Checkpoint | None) -> int | None:
-    """Restore a checkpoint and return its step, or else record the validation loss of the start."""
+def _begin(state: TrainingState, checkpoint: Checkpoint | None) -> None:
+    """Restore a checkpoint, or else record the validation loss of the start."""
     saved = None if checkpoint is None else checkpoint.read()
     if saved is None:
         state.evaluate()
-        return None
-    state.restore(saved)
-    return state.step
+    else:
+        state.restore(saved)
 
 
 def _write_losses(losses: LossesFile | None, state: TrainingState) -> None:

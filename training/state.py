@@ -150,7 +150,10 @@ class TrainingState:
         self.best = (math.inf, 0)
         self._best_tensors: dict[str, Tensor] = {}
         self.curve, self._guard = Curve(hyperparameters.steps), Guard(hyperparameters, objective)
+        self.resumed_at: int | None = None
+        """The step of the checkpoint that the training continues from."""
         self.resume_note: str | None = None
+        """A note on how the environment that decides the last bits has changed since that checkpoint."""
         self._earlier_environments: list[dict[str, Any]] = []
 
     def advance(self) -> None:
@@ -289,6 +292,7 @@ class TrainingState:
         self.order.restore(state["order"], ahead)
         self.curve.restore(state["curve"])
         self.step, self.best = int(state["step"]), (float(state["best"][0]), int(state["best"][1]))
+        self.resumed_at = self.step
         self.history = [(int(step), float(loss)) for step, loss in state["history"]]
         self._guard.first = None if state["first_loss"] is None else float(state["first_loss"])
         environments = state.get("made_with") or []

@@ -27,7 +27,7 @@ from training.checkpoint import Checkpoint, Saving
 from training.data import MIN_VALID_TEXTS, Examples
 from training.hyperparameters import Hyperparameters
 from training.inputs import TrainingInputs
-from training.loop import Outcome, optimise
+from training.loop import optimise
 from training.losses_file import LossesFile
 from training.methods.adamix import bank_record, consistent_loss
 from training.methods.pruning import prune
@@ -145,7 +145,7 @@ def train_adapter(
             valid=valid.rows,
             hyperparameters=inputs.hyperparameters,
         )
-        outcome = optimise(
+        optimise(
             state,
             progress=progress,
             should_stop=should_stop,
@@ -160,12 +160,10 @@ def train_adapter(
         record={
             **record,
             **inputs.task.record(train, valid),
-            "made_with": list(outcome.made_with),
-            "rows_a_step": outcome.examples // inputs.hyperparameters.steps,
-            **_outcome_record(outcome, base, adapter.config, inputs.task, width=train.rows.shape[1]),
+            **_outcome_record(state, base, adapter.config, inputs.task),
         },
-        resumed_at=outcome.resumed_at,
-        resume_note=outcome.resume_note,
+        resumed_at=state.resumed_at,
+        resume_note=state.resume_note,
     )
 
 
@@ -231,20 +229,24 @@ def thinned(history: Sequence[tuple[int, float]], best_step: int) -> list[tuple[
     ]
 
 
-def _outcome_record(
-    outcome: Outcome, base: LoadedBase, config: AdapterConfig, task: Task, *, width: int
-) -> dict[str, Any]:
+def _outcome_record(state: TrainingState, base: LoadedBase, config: AdapterConfig, task: Task) -> dict[str, Any]:
     """The part of a record on the outcome and on the adapter's size, without pruned entries, relative to the base."""
     parameters = sum(parameter.numel() for parameter in base.model.parameters())
     masked = sum(pruned.masked for pruned in config.prunings().values())
-    trained = outcome.trained_parameters - masked
+    trained = sum(parameter.numel() for parameter in state.trained.values()) - masked
+    best_loss, best_step = state.best
     return {
+        "made_with": state.environments(),
+        "rows_a_step": state.order.size,
         "optimizer": "AdamW",
         "parameters": {"trained": trained, "base": parameters, "share": trained / parameters},
-        "best_step": outcome.best_step,
+        "best_step": best_step,
         **task.outcome(
-            examples=outcome.examples, width=width, start_loss=outcome.valid_before, best_loss=outcome.valid_best
+            examples=state.hyperparameters.steps * state.order.size,
+            width=state.train.shape[1],
+            start_loss=state.history[0][1],
+            best_loss=best_loss,
         ),
-        "valid_history": [[step, nll] for step, nll in thinned(outcome.history, outcome.best_step)],
-        "train_history": [[step, nll] for step, nll in outcome.train_history],
+        "valid_history": [[step, nll] for step, nll in thinned(state.history, best_step)],
+        "train_history": [[step, nll] for step, nll in state.curve.points],
     }

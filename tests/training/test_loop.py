@@ -58,7 +58,9 @@ def started(module, loss, *, train=BLOCKS, valid=BLOCKS, valid_loss=None, **numb
 def run(module=None, *, valid=BLOCKS, **recipe):
     module = module or Counter()
     values = {"steps": 300, "batch": 4, "block": 4, "learning_rate": 0.1, **recipe}
-    return module, optimise(started(module, module.mean_nll, valid=valid, **values))
+    state = started(module, module.mean_nll, valid=valid, **values)
+    optimise(state)
+    return module, state
 
 
 def drawn_indices(blocks: int, *, take: int, steps: int, seed: int = 0) -> list[int]:
@@ -68,11 +70,10 @@ def drawn_indices(blocks: int, *, take: int, steps: int, seed: int = 0) -> list[
 
 
 def test_it_finds_the_entropy_and_says_where_it_began():
-    module, outcome = run()
-    assert outcome.valid_before == pytest.approx(math.log(4))
-    assert outcome.valid_best == pytest.approx(ENTROPY, abs=0.01)
-    assert module.mean_nll(torch.from_numpy(BLOCKS)).item() == pytest.approx(outcome.valid_best)
-    assert outcome.history[0] == (0, outcome.valid_before)
+    module, state = run()
+    assert state.history[0] == (0, pytest.approx(math.log(4)))
+    assert state.best[0] == pytest.approx(ENTROPY, abs=0.01)
+    assert module.mean_nll(torch.from_numpy(BLOCKS)).item() == pytest.approx(state.best[0])
 
 
 def test_an_early_best_survives_later_harm():
@@ -84,9 +85,9 @@ def test_an_early_best_survives_later_harm():
     state = started(
         module, loss, valid_loss=module.mean_nll, steps=100, batch=6, block=4, evaluations=10, learning_rate=0.03
     )
-    outcome = optimise(state)
-    assert 0 < outcome.best_step <= 60
-    assert module.mean_nll(torch.from_numpy(BLOCKS)).item() == pytest.approx(outcome.valid_best)
+    optimise(state)
+    assert 0 < state.best[1] <= 60
+    assert module.mean_nll(torch.from_numpy(BLOCKS)).item() == pytest.approx(state.best[0])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e6])
@@ -153,7 +154,8 @@ def test_an_easy_first_batch_makes_no_ordinary_one_a_divergence():
         batch=1,
         block=4,
     )
-    assert optimise(state).train_history[-1][1] > 5
+    optimise(state)
+    assert state.curve.points[-1][1] > 5
 
 
 def test_validation_text_that_is_harder_from_the_first_has_not_diverged():
@@ -168,8 +170,8 @@ def test_validation_text_that_is_harder_from_the_first_has_not_diverged():
             batch=4,
             block=4,
         )
-        outcome = optimise(state)
-        assert outcome.valid_best < outcome.valid_before
+        optimise(state)
+        assert state.best[0] < state.history[0][1]
     losses = iter([50.0, 50.0, 52.1, 52.1])  # two parts each
     with pytest.raises(InvalidParameter, match=r"the validation loss is 52\.1 nats a token.* began at 50\."):
         optimise(
@@ -219,7 +221,8 @@ def trained(*, module=None, train=VARIED, checkpoint=None, should_stop=None, **r
     module = module or Counter()
     values = {"steps": 9, "batch": 8, "block": 4, "learning_rate": 0.1, "evaluations": 3, **recipe}
     state = started(module, module.mean_nll, train=train, valid=VARIED[:4], **values)
-    return module, optimise(state, checkpoint=checkpoint, should_stop=should_stop)
+    optimise(state, checkpoint=checkpoint, should_stop=should_stop)
+    return module, state
 
 
 class Leaning(Counter):
@@ -232,11 +235,11 @@ class Leaning(Counter):
 
 @pytest.mark.parametrize(("batch", "accumulate"), [(4, 2), (1, 8), (3, 3)])
 def test_accumulated_batches_are_one_large_batch(batch, accumulate):
-    large, large_outcome = trained(module=Leaning(), batch=batch * accumulate)
-    small, small_outcome = trained(module=Leaning(), batch=batch, accumulate=accumulate)
+    large, large_state = trained(module=Leaning(), batch=batch * accumulate)
+    small, small_state = trained(module=Leaning(), batch=batch, accumulate=accumulate)
     torch.testing.assert_close(small.logits, large.logits, rtol=1e-5, atol=1e-5)
-    assert small_outcome.train_tokens == large_outcome.train_tokens == 9 * batch * accumulate * 3
-    assert [step for step, _ in small_outcome.history] == [step for step, _ in large_outcome.history]
+    assert small_state.order.size == large_state.order.size == batch * accumulate
+    assert [step for step, _ in small_state.history] == [step for step, _ in large_state.history]
 
 
 def test_parts_of_another_size_count_as_their_share():
@@ -272,12 +275,12 @@ class Partly(Counter):
 
 
 def test_frozen_parameters_stay_as_they_were_and_are_not_counted():
-    module, outcome = trained(module=Partly(), weight_decay=0.1)
+    module, state = trained(module=Partly(), weight_decay=0.1)
     assert torch.equal(module.frozen, torch.tensor([0.1, 0.2, 0.3, 0.4]))
     assert torch.equal(module.idle, torch.ones(2))
     assert module.frozen.grad is None
     assert not torch.equal(module.logits, torch.zeros(4))
-    assert outcome.trained_parameters == 6
+    assert list(state.trained) == ["logits", "idle"]
 
 
 def test_what_trains_nothing_is_refused():
@@ -330,7 +333,8 @@ def test_a_disk_that_takes_none_ends_no_training(tmp_path: Path, caplog: pytest.
     place = tmp_path / "gone" / "losses.json"  # its folder is not there: as a full disk, an OSError
     module = Counter()
     state = started(module, module.mean_nll, steps=3, batch=1, block=4)
-    assert optimise(state, losses=LossesFile(place)).train_history[-1][0] == 3
+    optimise(state, losses=LossesFile(place))
+    assert state.curve.points[-1][0] == 3
     assert "the losses of a training are not written: No such file or directory" in caplog.text
     assert read_losses(place) is None
 
@@ -371,21 +375,21 @@ def noisy(
     numbers = Hyperparameters(**values)
     saving = None if folder is None else Saving(folder, every_steps=every_steps, every_seconds=None)
     state = TrainingState(module, Objective(module.mean_nll), train=NOISE_BLOCKS, valid=valid, hyperparameters=numbers)
-    outcome = optimise(
+    optimise(
         state,
         progress=lambda step, *_: steps.append(step),
         should_stop=None if stop_after is None else lambda: len(steps) == stop_after,
         checkpoint=None if saving is None else Checkpoint(saving, numbers.model_dump(mode="json")),
     )
-    return module, outcome, steps
+    return module, state, steps
 
 
 def same(first, second) -> bool:
-    (first_module, first_outcome, _), (second_module, second_outcome, _) = first, second
+    (first_module, first_state, _), (second_module, second_state, _) = first, second
     tensors = zip(first_module.state_dict().values(), second_module.state_dict().values(), strict=True)
-    return all(torch.equal(*pair) for pair in tensors) and [first_outcome.history, first_outcome.train_history] == [
-        second_outcome.history,
-        second_outcome.train_history,
+    return all(torch.equal(*pair) for pair in tensors) and [first_state.history, first_state.curve.points] == [
+        second_state.history,
+        second_state.curve.points,
     ]
 
 
@@ -408,7 +412,7 @@ def test_the_best_state_of_before_the_stop_is_kept(tmp_path):
     with pytest.raises(Cancelled):
         noisy(tmp_path, stop_after=6, valid=valid)
     resumed = noisy(tmp_path, valid=valid)
-    assert resumed[1].best_step == 0
+    assert resumed[1].best[1] == 0
     assert torch.equal(resumed[0].table, torch.zeros(6, 6))
     assert same(resumed, noisy(valid=valid))
 
