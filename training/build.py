@@ -69,7 +69,7 @@ def inputs_of(spec: TrainingSpec, base: BaseText, data: Data, *, members: Sequen
     config = config_of(spec, base.shape, head=head, members=[member.config for member in members])
     start = None
     if isinstance(config, FusionConfig):  # the only kind that starts from trained adapters
-        start = fusion_start(config, [member.tensors for member in members])
+        start = fusion_start([member.tensors for member in members])
     return TrainingInputs(
         config,
         data,

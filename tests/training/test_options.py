@@ -52,7 +52,7 @@ def numbers(**changed):
 def fused(base):
     members = [train(base, init_seed=seed) for seed in (1, 2)]
     config = fusion_config([member.config for member in members])
-    return config, fusion_start(config, [member.tensors for member in members])
+    return config, fusion_start([member.tensors for member in members])
 
 
 @pytest.mark.slow

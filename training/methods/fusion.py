@@ -11,29 +11,18 @@ from torch import Tensor
 
 from registry.adapters.masks import is_mask
 from registry.errors import Incompatible
-from registry.spec import AdapterConfig, BottleneckConfig, FusionConfig
+from registry.spec import BottleneckConfig, FusionConfig
 
 
-def fusion_config(members: Sequence[AdapterConfig]) -> FusionConfig:
-    """Return the fusion of adapters of these configurations; raises Incompatible with every reason against it.
+def fusion_config(members: Sequence[BottleneckConfig]) -> FusionConfig:
+    """Return the fusion of two or more such adapters; raises Incompatible with every reason against it.
 
     A pruned member becomes a dense one whose pruned entries are zero.
     """
-    problems = []
-    if len(members) < 2:
-        problems.append(f"A fusion has at least 2 members, not {len(members)}.")
-    unsuitable, kinds = [], []
-    for number, config in enumerate(members, 1):
-        kind = FusionConfig.member_of(config)
-        if kind is None:
-            unsuitable.append(f"number {number} is {config.method}")
-        else:
-            kinds.append(kind.dense())
-    if unsuitable:
-        problems.append(f"The members of a fusion are bottleneck adapters; {', '.join(unsuitable[:4])}.")
+    kinds = [config.dense() for config in members]
+    problems = _differences(kinds)
     if any(kind.structure == "houlsby" for kind in kinds):
-        problems.append("Members of structure 'houlsby' act at two places of a layer, and a fusion at one.")
-    problems += _differences(kinds)
+        problems.insert(0, "Members of structure 'houlsby' act at two places of a layer, and a fusion at one.")
     if problems:
         raise Incompatible(f"These adapters cannot be fused: {problems[0]}", param="members", problems=problems)
     return FusionConfig(member=kinds[0], members=len(members))
@@ -51,14 +40,11 @@ def _differences(kinds: Sequence[BottleneckConfig]) -> list[str]:
     return differences
 
 
-def fusion_start(config: FusionConfig, members: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def fusion_start(members: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Rename the members' tensors to the fusion's: `layers.0.ffn...` of member k is `layers.0.member<k>.ffn...`.
 
-    The result is the trainer's `start`. Raises Incompatible for another number of members than `config` has, or for
-    members whose tensors differ from the first's.
+    The result is the trainer's `start`. Raises Incompatible for members whose tensors differ from the first's.
     """
-    if len(members) != config.members:
-        raise Incompatible(f"The fusion has {config.members} members, not {len(members)}.", param="members")
     start: dict[str, Tensor] = {}
     for number, tensors in enumerate(members):
         dense = {name: tensor for name, tensor in tensors.items() if not is_mask(name)}
