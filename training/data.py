@@ -164,8 +164,6 @@ def pack(
     puts the BOS in front of each text, which marks their boundaries. Raises InvalidParameter for fewer than `at_least`
     texts, or for less than one block.
     """
-    if block < 2:
-        raise InvalidParameter(f"A block of {block} tokens leaves nothing to predict.", param="block")
     enough(texts, at_least, of="texts", where=f"The {purpose} data")
     tokens = [np.asarray(tokenize(text), dtype=np.int64) for text in texts]
     lengths = np.array([len(ids) for ids in tokens])

@@ -14,7 +14,7 @@ from torch import Tensor
 from registry.adapters import Init
 from registry.adapters.weights import init_hash
 from registry.base_model import BaseText
-from registry.errors import Conflict, Incompatible, InvalidParameter
+from registry.errors import Conflict, InvalidParameter
 from registry.formats import AdapterDirectory
 from registry.names import digest_of
 from registry.spec import AdapterConfig, BaseShape
@@ -23,7 +23,7 @@ from training.data import Data
 from training.hyperparameters import Consistency, Hyperparameters, PruningOptions
 from training.methods.adamix import bank_record
 from training.tasks import LANGUAGE_MODELLING
-from training.tasks.contract import Task, named_head
+from training.tasks.contract import Task
 
 _OPTIONAL_KEYS = ("pruning", "consistency", "start")
 """Keys that a record has only if the option was used."""
@@ -47,25 +47,6 @@ class TrainingInputs:
     start: Mapping[str, Tensor] | None = None
     pruning: PruningOptions | None = None
     consistency: Consistency | None = None
-
-    def check(self, base: BaseText) -> None:
-        """Raise InvalidParameter or Incompatible for inputs that do not fit each other or the base."""
-        if self.consistency is not None and self.config.merged is None:
-            raise InvalidParameter(
-                f"Consistency is between the experts of a bank, and this adapter is a {self.config.method}.",
-                param="consistency",
-            )
-        if self.pruning is not None and self.config.merged is not None:
-            raise InvalidParameter("The experts of a bank are not pruned: choose one of the two.", param="pruning")
-        head_task = None if self.config.head is None else self.config.head.task
-        if self.task.answers != head_task:
-            raise Incompatible(
-                f"{self.task.name.capitalize()} needs an adapter with {named_head(self.task.answers)}, and this "
-                f"{self.config.method} adapter has {named_head(head_task)}.",
-                param="config",
-            )
-        self.task.check_base(base)
-        check_block(self.hyperparameters.block, base.shape, self.config)
 
     def record(self, base: BaseText) -> dict[str, Any]:
         """The part of an adapter's record that its inputs decide, as JSON, without config and `init_seed`.

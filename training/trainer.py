@@ -26,7 +26,7 @@ from registry.spec import AdapterConfig, Provenance
 from training.checkpoint import Checkpoint, Saving
 from training.data import MIN_VALID_TEXTS, Examples
 from training.hyperparameters import Hyperparameters
-from training.inputs import TrainingInputs
+from training.inputs import TrainingInputs, check_block
 from training.loop import optimise
 from training.losses_file import LossesFile
 from training.methods.adamix import bank_record, consistent_loss
@@ -118,11 +118,11 @@ def train_adapter(
 
     With `saving` the training continues from the checkpoint in its folder, if there is one; losses are written to the
     file `losses` as they come. Raises InvalidParameter for too little data, a block beyond the context or a loss that
-    diverges. Raises Incompatible if the adapter does not fit the base, or has no head for the task. Raises Conflict for
-    the checkpoint of another training, Cancelled when `should_stop` returns True, and Unavailable if memory does not
-    suffice.
+    diverges. Raises Incompatible if the adapter or the task does not fit the base. Raises Conflict for the checkpoint of
+    another training, Cancelled when `should_stop` returns True, and Unavailable if memory does not suffice.
     """
-    inputs.check(base)
+    inputs.task.check_base(base)
+    check_block(inputs.hyperparameters.block, base.shape, inputs.config)
     train, valid = _encoded(base, inputs)
     record = inputs.record(base)
     adapter = _initial_adapter(base, inputs)

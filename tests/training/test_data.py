@@ -75,7 +75,6 @@ def test_blocks_hold_the_texts_end_to_end_with_their_bos():
         ([], 8, "holds 0 texts"),
         (TEXTS[:-1], 8, f"holds {MIN_TEXTS - 1} texts"),
         (["a"] * MIN_TEXTS, 41, "40 tokens, less than one block of 41"),
-        (TEXTS, 1, "nothing to predict"),
     ],
 )
 def test_too_little_text_is_refused_with_the_figures(texts, block, message):

@@ -204,8 +204,6 @@ def test_the_members_of_a_fusion_stay_as_they_came(base, fused):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"consistency": "paper"}, InvalidParameter, "this adapter is a bottleneck"),
-        ({"config": BANK, "pruning": PRUNING}, InvalidParameter, "not pruned: choose one"),
         ({"init": "zero_up", "pruning": PRUNING}, InvalidParameter, "zero"),
         ({"start": {"layers.9.ffn.down.weight": torch.zeros(4, 32)}}, Incompatible, "not expected"),
         ({"start": {"layers.0.ffn.down.weight": torch.zeros(5, 32)}}, Incompatible, "has shape"),

@@ -33,11 +33,11 @@ def prune(
 
     `loss` is that of rows (batch, width) with the adapter attached; scores that need gradients take them on
     `options.batches` batches of `batch` of the int64 `rows`, drawn by `options.seed`. In a union, every member with
-    projections is pruned to the same share. Raises InvalidParameter for an adapter that has no projections or is
-    pruned already, a share that rounds to none or all, and useless scores (`pruning_scores.scores_of`).
+    projections is pruned to the same share. Raises InvalidParameter for a share that rounds to none or all, and useless
+    scores (`pruning_scores.scores_of`).
     """
-    names_by_prefix = _prunable_names(adapter)
-    parameters = dict(adapter.named_parameters())
+    parameters = {name: value for name, value in adapter.named_parameters() if value.requires_grad}
+    names_by_prefix = projections(adapter.config, parameters)
     weights = {name: parameters[name] for names in names_by_prefix.values() for name in names}
     batches = _batches(rows, options, batch=batch) if options.score in SCORING_PASSES else []
     scores = scores_of(options.score, weights, loss, batches, seed=options.seed)
@@ -53,21 +53,6 @@ def prune(
         )
     _apply_masks(adapter, adapter.config.with_pruned(pruned), masks)
     return adapter
-
-
-def _prunable_names(adapter: AdapterModule) -> dict[str, list[str]]:
-    """Names of the weights that can be pruned, by the prefix of their member."""
-    if adapter.config.prunings():
-        raise InvalidParameter("The adapter is pruned already: it is done once, at its start.", param="pruning")
-    trained = [name for name, parameter in adapter.named_parameters() if parameter.requires_grad]
-    names_by_prefix = projections(adapter.config, trained)
-    if not any(names_by_prefix.values()):
-        raise InvalidParameter(
-            f"This {adapter.config.method} adapter has no projections to prune: bottlenecks, LoRAs, fusions and unions "
-            "of them have.",
-            param="pruning",
-        )
-    return names_by_prefix
 
 
 def _batches(rows: np.ndarray, options: PruningOptions, *, batch: int) -> list[Tensor]:

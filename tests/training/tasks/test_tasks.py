@@ -175,15 +175,7 @@ def test_what_writes_needs_a_causal_model(encoder, key):
 
 
 def test_an_adapter_without_the_tasks_head_is_refused(base):
-    plain, head = paper_config("pfeiffer", bottleneck=2), CLASSIFICATION.head(LABELLED)
-    for config, task in (
-        (plain, CLASSIFICATION),
-        (with_head(plain, head), TASKS["question_answering"]),
-        (with_head(plain, head), LANGUAGE_MODELLING),
-    ):
-        with pytest.raises(Incompatible, match="needs an adapter with"):
-            train_on(base, config, LABELLED, LABELLED, hyperparameters=RECIPE, task=task)
-    answers = with_head(plain, TASKS["question_answering"].head([]))
+    answers = with_head(paper_config("pfeiffer", bottleneck=2), TASKS["question_answering"].head([]))
     with pytest.raises(Incompatible, match="not an adapter with a head for question answering"):
         evaluate_task(base, create(answers, base.shape, seed=0), CLASSIFICATION, LABELLED)
     with pytest.raises(Incompatible, match="not the base model alone"):
