@@ -308,19 +308,13 @@ def existing_results(base: BaseText, grid: Grid) -> dict[str, AdapterDirectory]:
     runs = [grid.run_of(cell) for cell in grid.cells]  # first of all, to raise for numbers out of range
     results = {}
     for cell, run in zip(grid.cells, runs, strict=True):
-        folder = _existing_result(base, run, cell.domain.data)
-        if folder is not None:
+        inputs = inputs_for(run, base, cell.domain.data)
+        if run.out.exists():
+            folder = read_directory(run.out)
+            inputs.refuse_another(folder, base, advice="Choose another folder for the sweep, or remove it.")
             results[cell.name] = folder
+        else:
+            check_bank(run, base, inputs)
+            if run.checkpoint is not None and run.checkpoint.exists():
+                Checkpoint(Saving(run.checkpoint), inputs.identity(inputs.record(base))).read()
     return results
-
-
-def _existing_result(base: BaseText, run: TrainingRun, data: Data) -> AdapterDirectory | None:
-    inputs = inputs_for(run, base, data)
-    if not run.out.exists():
-        check_bank(run, base, inputs)
-        if run.checkpoint is not None and run.checkpoint.exists():
-            Checkpoint(Saving(run.checkpoint), inputs.identity(inputs.record(base))).read()
-        return None
-    folder = read_directory(run.out)
-    inputs.refuse_another(folder, base, advice="Choose another folder for the sweep, or remove it.")
-    return folder
