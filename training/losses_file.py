@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ class LossesFile:
             return
         self._written = counts
         losses = {
-            "train_history": thinned(state.curve.points),
-            "valid_history": thinned(state.history),
+            "train_history": thinned(state.curve.points, at_most=MAX_POINTS),
+            "valid_history": thinned(state.history, at_most=MAX_POINTS),
             "best_step": state.best[1],
         }
         temporary = self._path.with_suffix(".new")
@@ -45,10 +46,13 @@ class LossesFile:
             log.warning("the losses of a training are not written: %s", error.strerror)
 
 
-def thinned(points: Sequence[Point]) -> list[Point]:
-    """Thin the points evenly to about `MAX_POINTS`, keeping the last."""
-    stride = -(-len(points) // MAX_POINTS)
-    return [*points[:-1:stride], points[-1]] if points else []
+def thinned(points: Sequence[Point], *, at_most: int, best_step: int | None = None) -> list[Point]:
+    """Thin the points evenly to about `at_most`, keeping the first, the last and the best step's."""
+    stride = math.ceil(len(points) / at_most)
+    last = len(points) - 1
+    return [
+        point for number, point in enumerate(points) if number % stride == 0 or number == last or point[0] == best_step
+    ]
 
 
 def read_losses(path: Path) -> dict[str, Any] | None:

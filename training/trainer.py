@@ -6,7 +6,6 @@ tensors: the same structure, base, `init` and `init_seed` give the same `init_ha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from training.data import MIN_VALID_TEXTS, Examples
 from training.hyperparameters import Hyperparameters
 from training.inputs import TrainingInputs, check_block
 from training.loop import optimise
-from training.losses_file import LossesFile
+from training.losses_file import LossesFile, thinned
 from training.methods.adamix import bank_record, consistent_loss
 from training.methods.pruning import prune
 from training.state import Loss, Objective, TrainingState, is_out_of_memory
@@ -118,8 +117,8 @@ def train_adapter(
 
     With `saving` the training continues from the checkpoint in its folder, if there is one; losses are written to the
     file `losses` as they come. Raises InvalidParameter for too little data, a block beyond the context or a loss that
-    diverges. Raises Incompatible if the adapter or the task does not fit the base. Raises Conflict for the checkpoint of
-    another training, Cancelled when `should_stop` returns True, and Unavailable if memory does not suffice.
+    diverges. Raises Incompatible if adapter or task do not fit the base. Raises Conflict for the checkpoint of another
+    training, Cancelled when `should_stop` returns True, and Unavailable if memory does not suffice.
     """
     inputs.task.check_base(base)
     check_block(inputs.hyperparameters.block, base.shape, inputs.config)
@@ -218,17 +217,6 @@ def _objective(base: LoadedBase, adapter: AdapterModule, inputs: TrainingInputs)
     return Objective(routed, valid_loss=loss, margin=task.divergence_margin, unit=task.unit)
 
 
-def thinned(history: Sequence[tuple[int, float]], best_step: int) -> list[tuple[int, float]]:
-    """Thin a history evenly to about MAX_VALIDATIONS points, keeping the first, the last and the best step's."""
-    stride = math.ceil(len(history) / MAX_VALIDATIONS)
-    last = len(history) - 1
-    return [
-        (step, loss)
-        for number, (step, loss) in enumerate(history)
-        if number % stride == 0 or number == last or step == best_step
-    ]
-
-
 def _outcome_record(state: TrainingState, base: LoadedBase, config: AdapterConfig, task: Task) -> dict[str, Any]:
     """The part of a record on the outcome and on the adapter's size, without pruned entries, relative to the base."""
     parameters = sum(parameter.numel() for parameter in base.model.parameters())
@@ -247,6 +235,8 @@ def _outcome_record(state: TrainingState, base: LoadedBase, config: AdapterConfi
             start_loss=state.history[0][1],
             best_loss=best_loss,
         ),
-        "valid_history": [[step, nll] for step, nll in thinned(state.history, best_step)],
+        "valid_history": [
+            [step, nll] for step, nll in thinned(state.history, at_most=MAX_VALIDATIONS, best_step=best_step)
+        ],
         "train_history": [[step, nll] for step, nll in state.curve.points],
     }

@@ -26,7 +26,7 @@ from training.checkpoint import FILE, Checkpoint, Saving, discard, locked
 from training.data import DataOrder
 from training.hyperparameters import Hyperparameters
 from training.loop import optimise
-from training.losses_file import MAX_POINTS, LossesFile, read_losses, thinned
+from training.losses_file import LossesFile, read_losses, thinned
 from training.request import TrainingRun
 from training.spec import TrainingSpec
 from training.state import Curve, Objective, TrainingState
@@ -318,14 +318,15 @@ def test_the_training_leaves_the_random_numbers_of_its_caller_alone():
 # --- the file of losses -------------------------------------------------------------------------------
 
 
-@given(st.integers(0, 12_000))
-def test_many_points_become_few_with_the_first_and_the_last(count: int) -> None:
+@given(st.integers(0, 12_000), st.integers(0, 12_000))
+def test_many_points_become_few_with_the_first_the_last_and_the_best(count: int, best_step: int) -> None:
     points = [(step, float(step)) for step in range(count)]
-    remaining = thinned(points)
-    assert len(remaining) <= MAX_POINTS + 1
+    remaining = thinned(points, at_most=400, best_step=best_step)
+    assert len(remaining) <= 402
     assert remaining == sorted(set(remaining) & set(points))
     assert (remaining[:1], remaining[-1:]) == (points[:1], points[-1:])
-    if count <= MAX_POINTS:
+    assert (best_step in dict(remaining)) == (best_step < count)
+    if count <= 400:
         assert remaining == points
 
 

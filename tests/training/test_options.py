@@ -31,7 +31,7 @@ from training.methods.lora_targets import lora_for
 from training.spec import AdapterRequest, RecipeRequest, TrainingSpec
 from training.tasks import LANGUAGE_MODELLING, TASKS
 from training.tasks.classification import Labelled
-from training.trainer import MAX_VALIDATIONS, loss_of, thinned
+from training.trainer import loss_of
 
 RECIPE = Hyperparameters(steps=8, batch=4, block=32, learning_rate=1e-2, evaluations=2)
 PLAIN = paper_config("pfeiffer", bottleneck=4)
@@ -108,15 +108,6 @@ def test_one_init_seed_gives_one_init_hash_whatever_is_trained(base):
     assert first.init_hash == second.init_hash == init_hash(fresh.state_dict()) != reseeded.init_hash
     assert first.provenance.init_source == "trained_here"
     assert save_tensors(first.tensors) != save_tensors(second.tensors)
-
-
-def test_a_long_history_is_thinned_and_keeps_its_best_step():
-    history = [(step, 5.0 - (step == 4321)) for step in range(10_001)]
-    remaining = thinned(history, best_step=4321)
-    assert len(remaining) <= MAX_VALIDATIONS + 2
-    assert {0, 4321, 10_000} <= {step for step, _ in remaining}
-    assert thinned(history[:MAX_VALIDATIONS], best_step=3) == history[:MAX_VALIDATIONS]
-    assert thinned([], best_step=0) == []
 
 
 def test_the_record_is_json_and_says_how_it_was_made(base):
