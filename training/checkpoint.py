@@ -158,7 +158,11 @@ class Checkpoint:
 
     def write(self, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Replace the checkpoint by the state after `step`; raises Unavailable if it cannot be written."""
-        about = {"format": FORMAT, "identity": _json(self._identity), "state": _json(state)}
+        about = {
+            "format": FORMAT,
+            "identity": json.dumps(self._identity, allow_nan=False),
+            "state": json.dumps(state, allow_nan=False),
+        }
         copies = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
         try:
             data = safetensors.torch.save(copies, metadata=about)
@@ -199,10 +203,6 @@ def differences(saved: object, current: object, *, at: str = "") -> list[str]:
 def _short(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:28] + "..." + text[-8:]
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, allow_nan=False)
 
 
 def _unusable(folder: Path, error: OSError) -> Unavailable:

@@ -295,10 +295,7 @@ class TrainingState:
         self.resumed_at = self.step
         self.history = [(int(step), float(loss)) for step, loss in state["history"]]
         self._guard.first = None if state["first_loss"] is None else float(state["first_loss"])
-        environments = state.get("made_with") or []
-        if isinstance(environments, dict):  # older checkpoints hold a single one
-            environments = [environments]
-        self._earlier_environments = list(environments)
+        self._earlier_environments = list(state["made_with"])
         self.resume_note = _note(self._earlier_environments)
 
 
