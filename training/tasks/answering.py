@@ -8,7 +8,7 @@ token of a causal model. A row is the bounds of the answer and of the context, t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,7 +48,6 @@ class Question:
     question: str
     context: str
     answers: tuple[tuple[str, int], ...]
-    line: int = field(default=0, compare=False)
 
 
 class Window(NamedTuple):
@@ -186,7 +185,7 @@ def _question(line: Line) -> Question:
     for text, start in answers:
         if not text or context[start : start + len(text)] != text:
             raise line.wrong(f"says that {text[:40]!r} is at character {start} of its context, and it is not")
-    return Question(question, context, answers, line.number)
+    return Question(question, context, answers)
 
 
 def _answers(line: Line) -> Iterator[tuple[str, int]]:

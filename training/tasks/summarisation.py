@@ -7,7 +7,7 @@ The prompt is in the adapter's record.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,6 @@ class Summarised:
 
     text: str
     summary: str
-    line: int = field(default=0, compare=False)
 
 
 class Summarisation(Task):
@@ -56,7 +55,7 @@ class Summarisation(Task):
     def items(self, lines: Sequence[tuple[int, Any]], *, where: str) -> list[Summarised]:
         """Parse {"text", "summary"}; raises InvalidParameter with the line."""
         parsed = (Line(value, where=where, number=number, needs=NEEDS) for number, value in lines)
-        return [Summarised(line.string("text"), line.string("summary"), line.number) for line in parsed]
+        return [Summarised(line.string("text"), line.string("summary")) for line in parsed]
 
     def text_of(self, item: Summarised) -> str:
         """Return the document."""

@@ -131,7 +131,6 @@ def test_items_are_read_as_they_are_written(key):
     task = TASKS[key]
     read = task.items(lines, where="file")
     assert read == ITEMS[key]
-    assert [item.line for item in read] == list(range(1, 61))
     assert digest_of(task.identity(read)) == digest_of(task.identity(ITEMS[key]))
     assert digest_of(task.identity(read)) != digest_of(task.identity(read[::-1]))
     assert all(task.text_of(item).strip() for item in read)
