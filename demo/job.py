@@ -18,7 +18,8 @@ from demo.strategies import EVERY, FEW
 from registry.base_model import weight_bytes
 from registry.errors import InvalidParameter, NotFound
 from registry.spec import BaseEntry
-from training.data import draw, read_texts
+from training.data import draw, read_lines
+from training.tasks import LANGUAGE_MODELLING
 
 HOME = Path(".demo")
 DOMAINS = Path(__file__).parent / "domains"
@@ -93,9 +94,9 @@ class Job:
 
 def read_split(folder: Path, split: str) -> list[str]:
     """All passages of a folder's `<split>.jsonl` or `<split>.jsonl.gz`; raises NotFound."""
-    for name in (f"{split}.jsonl", f"{split}.jsonl.gz"):
-        if (folder / name).is_file():
-            return read_texts(folder / name)
+    for path in (folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz"):
+        if path.is_file():
+            return LANGUAGE_MODELLING.items(read_lines(path), where=str(path))
     raise NotFound(f"{folder} has no {split}.jsonl and no {split}.jsonl.gz.")
 
 

@@ -26,15 +26,6 @@ MIN_VALID_TEXTS = 5
 HELD_OUT_SEED = 0
 
 
-def read_texts(path: Path) -> list[str]:
-    """Read the texts of a .jsonl or .jsonl.gz file of {"text"} in their order, skipping empty ones.
-
-    Raises NotFound, or InvalidParameter with the line that is wrong.
-    """
-    texts = [text_of(value, str(path), number) for number, value in read_lines(path)]
-    return [text for text in texts if text.strip()]
-
-
 def read_lines(path: Path, *, where: str | None = None) -> list[tuple[int, Any]]:
     """Read (line number, JSON value) of each line of a .jsonl or .jsonl.gz file that is not blank.
 

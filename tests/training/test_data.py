@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from registry.base_model import LoadedBase
 from registry.errors import InvalidParameter, NotFound
 from registry.spec import Passage, PromptAnswer
 from registry.spec.passage import encode_lines
-from training.data import MIN_TEXTS, draw, pack, read_texts
+from training.data import MIN_TEXTS, draw, pack, read_lines
 from training.passages import add_gradients, rows_of, tokens_of
+from training.tasks import LANGUAGE_MODELLING
 from training.tasks.language import passage_scores
 
 TEXTS = [f"passage number {i}" for i in range(MIN_TEXTS)]
@@ -23,6 +25,10 @@ TEXTS = [f"passage number {i}" for i in range(MIN_TEXTS)]
 
 def tokens(text: str) -> list[int]:
     return [0, *(ord(c) for c in text)]
+
+
+def read_texts(path: Path) -> list[str]:
+    return LANGUAGE_MODELLING.items(read_lines(path), where=str(path))
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
