@@ -14,6 +14,7 @@ from registry.adapters.weights import load_tensors
 from registry.base_model import LoadedBase
 from registry.errors import Incompatible, InvalidParameter
 from registry.formats import AdapterDirectory
+from training.spec import TaskKey
 from training.tasks import LANGUAGE_MODELLING, TASKS
 from training.tasks.contract import Task
 
@@ -45,20 +46,12 @@ def evaluate_task(
     return task.metrics(base, adapter, items, block=block or available, batch=batch)
 
 
-def task_named(key: str) -> Task:
-    """Return the task of this key; raises InvalidParameter with the valid keys."""
-    if key not in TASKS:
-        raise InvalidParameter(f"Task {key[:80]!r} is not one of {', '.join(TASKS)}.", param="task")
-    return TASKS[key]
-
-
-def task_of(folder: AdapterDirectory, key: str | None = None) -> Task:
+def task_of(folder: AdapterDirectory, key: TaskKey | None = None) -> Task:
     """Return the task an adapter was trained for, by its head or its record; by default language modelling.
 
-    With `key` it is that task. The options of the task come from the adapter's record. Raises InvalidParameter as
-    `task_named` does.
+    With `key` it is that task. The options of the task come from the adapter's record.
     """
-    task = _recorded_task(folder) if key is None else task_named(key)
+    task = _recorded_task(folder) if key is None else TASKS[key]
     return task.trained(folder.provenance.training)
 
 

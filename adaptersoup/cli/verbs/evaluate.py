@@ -17,6 +17,7 @@ from adaptersoup.cli.output import answer
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.tables import fields
 from registry.errors import NotFound
+from training.spec import TaskKey
 
 if TYPE_CHECKING:
     from plots.style import Plot
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class EvaluationFlags:
     """The options for the task, the length of sequences and the batch."""
 
-    task: Annotated[str | None, typer.Option(help="Task; by default the adapter's, or language_modelling.")] = None
+    task: Annotated[TaskKey | None, typer.Option(help="Task; by default the adapter's, or language_modelling.")] = None
     block: Annotated[
         int | None, typer.Option(min=2, help="Maximum number of tokens of a sequence; by default the context.")
     ] = None
