@@ -135,6 +135,10 @@ class SoupClient(Calls):
 
     # --- selectors, soups, jobs -------------------------------------------------------------------------------
 
+    def result(self, answer: Json, progress: Progress | None = None) -> Json:
+        """The answer, or the result of its job if it is one; raises the errors of `wait_job`."""
+        return self.result_of(answer, progress) if answer["object"] == "job" else answer
+
     def fit(
         self,
         selector: SelectorSpec,
@@ -217,9 +221,19 @@ class SoupClient(Calls):
         wait: bool = True,
         progress: Progress | None = None,
     ) -> Json:
-        """Evaluate every adapter of a pool on the samples of all: the job's result, or the Job if `wait` is False."""
-        job = self.begin("/v1/evaluations", {"pool": pool, "passages": passages}, progress)
-        return self.result_of(job, progress) if wait else job
+        """Evaluate every adapter of a pool on the samples of all: the job's result, or the Job if `wait` is False.
+
+        Raises Unavailable without `wait` if no sample of the pool is embedded yet.
+        """
+        if not wait:
+            return self.json("POST", "/v1/evaluations", json=body_of_request({"pool": pool, "passages": passages}))
+        return self.result_of(self.begin_evaluate_pool(pool=pool, passages=passages, progress=progress), progress)
+
+    def begin_evaluate_pool(
+        self, *, pool: PoolRequest | None = None, passages: int | None = None, progress: Progress | None = None
+    ) -> Json:
+        """Start the evaluation of a pool, once a sample of it is embedded: its Job."""
+        return self.begin("/v1/evaluations", {"pool": pool, "passages": passages}, progress)
 
     def evaluations(self, *, limit: int | None = None, **filters: str | None) -> Iterator[Json]:
         """Evaluations, newest first; filters are base_model, namespace, and digests of an adapter and of a sample."""

@@ -40,11 +40,12 @@ def matrix(
     pool = pool_of(flags)
     failed: dict[str, str] = {}
     if not show:
-        with progress_bar("evaluating") as report:
-            job = remote.client.evaluate_pool(pool=pool, passages=passages, wait=False, progress=report)
         if not wait:
+            job = remote.client.evaluate_pool(pool=pool, passages=passages, wait=False)
             remote.answer(job, job["id"], note=f"It goes on as a job: `soup jobs watch {job['id']}`.")
             return
+        with progress_bar("evaluating") as report:
+            job = remote.client.begin_evaluate_pool(pool=pool, passages=passages, progress=report)
         failed = remote.follow("evaluating", job)["failed"]
         for ref, reason in failed.items():
             talk(f"{ref}: {reason}")

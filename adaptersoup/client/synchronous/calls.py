@@ -57,10 +57,6 @@ class Calls(Blobs):
                 (progress or silent)(0, 0, "samples are being embedded")
                 self.pause(pause)
 
-    def result(self, answer: Json, progress: Progress | None = None) -> Json:
-        """The answer, or the result of its job if it is one; raises the errors of `wait_job`."""
-        return self.result_of(answer, progress) if answer["object"] == "job" else answer
-
     def once_fitted(self, path: str, values: Mapping[str, Any], progress: Progress | None = None) -> Json:
         """The answer of a POST for which a selector may have to be fitted first; waits for the fit's job."""
         for _ in range(MAX_FITS):

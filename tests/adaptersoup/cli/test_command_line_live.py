@@ -444,15 +444,18 @@ def test_a_full_queue_is_waited_for_by_one_of_many(
     assert max(server.pauses) <= 1.0, "whoever ends the command is heard within a second"
 
 
-def test_a_pool_is_waited_for_a_second_at_least_or_not_at_all(server: Server) -> None:
+def test_a_pool_is_waited_for_a_second_at_least_or_not_at_all(scripted: Soup, server: Server) -> None:
     pending = refusal(503, "unavailable", "Embedding.", param="pool", headers={"retry-after": "0"})
     request = CookRequest(sample=SampleSource(texts=("a",)))
     server.on("POST /v1/soups", pending, pending, ok({"object": "soup", "model": "base/x"}))
     server.on("POST /v1/selectors", pending)
+    server.on("POST /v1/evaluations", pending)
     client = server.client()
     for begin in (lambda: client.cook(request, wait=False), lambda: client.fit(CosineSpec(), wait=False)):
         with pytest.raises(Unavailable, match="Embedding"):
             begin()
+    code, _, err = scripted("matrix", "--no-wait")
+    assert (code, "Embedding" in err) == (1, True)
     assert server.pauses == []
     client.cook(request)
     assert server.pauses == [1]

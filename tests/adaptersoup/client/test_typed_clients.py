@@ -41,7 +41,7 @@ CHUNK = {
     "object": "chat.completion.chunk",
     "choices": [{"index": 0, "delta": {"content": "Hi"}, "logprobs": None, "finish_reason": None}],
 }
-OTHERWISE = {"perplexity": "evaluate", "push_patiently": None, "wait_embedded": None}
+OTHERWISE = {"perplexity": "evaluate", "push_patiently": None, "result": None, "wait_embedded": None}
 """Methods of `SoupClient` that are called otherwise, or are no call of their own."""
 
 
