@@ -40,17 +40,13 @@ class Compared(BaseModel):
     interval: tuple[float, float] | None
 
 
-class Comparison(Tabular):
+class Comparison(Tabular, tuple[Compared, ...]):
     """The results of several strategies on several domains, one row a pair."""
 
-    def __init__(self, rows: Sequence[Compared]) -> None:
-        self.rows = tuple(rows)
-
-    def __iter__(self) -> Iterator[Compared]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
+    @property
+    def rows(self) -> tuple[Compared, ...]:
+        """The results."""
+        return self
 
     @property
     def domains(self) -> list[str]:

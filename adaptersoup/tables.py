@@ -43,7 +43,7 @@ def columns(
     `within` is the most characters in a line: the widest columns are wrapped until all fit, down to one character each.
     Before a word is broken, columns named in `spare` are dropped, in that order.
     """
-    cells = [[_cell(value) for value in row] for row in rows]
+    cells = [[cell_text(value) for value in row] for row in rows]
     table = [[name.upper() for name in header], *cells]
     widths = [max(len(row[i]) for row in table) for i in range(len(header))]
     if within is not None:
@@ -89,7 +89,7 @@ def _fit_widths(widths: Sequence[int], words: Sequence[int], room: int) -> list[
 
 def fields(pairs: Sequence[tuple[str, object]]) -> str:
     """Names and values, one a line and long ones wrapped; values that are None or empty are skipped."""
-    texts = [(name, _cell(value)) for name, value in pairs if value not in (None, "", [], {}, ())]
+    texts = [(name, cell_text(value)) for name, value in pairs if value not in (None, "", [], {}, ())]
     width = max((len(name) for name, _ in texts), default=0)
     return "\n".join(line for name, text in texts for line in _field_lines(name.ljust(width), text))
 
@@ -111,7 +111,8 @@ def spelt(name: str) -> str:
     return name.replace("_", " ").replace("held out", "held-out")
 
 
-def _cell(value: object) -> str:
+def cell_text(value: object) -> str:
+    """A value as the text of a cell, with control characters of foreign text as `?`."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -119,7 +120,7 @@ def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}"
     if isinstance(value, list | tuple):
-        return ", ".join(map(_cell, value))
+        return ", ".join(map(cell_text, value))
     if isinstance(value, dict):
-        return ", ".join(f"{_cell(str(key))}={_cell(item)}" for key, item in value.items())
+        return ", ".join(f"{cell_text(str(key))}={cell_text(item)}" for key, item in value.items())
     return one_line(str(value))

@@ -7,12 +7,12 @@ figures.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
-from adaptersoup.tables import columns, one_line
+from adaptersoup.tables import cell_text, columns, one_line
 from registry.errors import Unavailable
 from service.http.schemas.adapters import Adapter as AdapterBody
 from service.http.schemas.adapters import ListedAdapter
@@ -49,7 +49,7 @@ class Table:
             return above
         head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.columns)
         body = "".join(
-            f"<tr>{''.join(f'<td>{escape(_cell_text(cell))}</td>' for cell in row)}</tr>" for row in self.rows
+            f"<tr>{''.join(f'<td>{escape(cell_text(cell))}</td>' for cell in row)}</tr>" for row in self.rows
         )
         return f"{above}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
@@ -91,38 +91,17 @@ class Listed(Tabular, ListedAdapter):
         return _adapter_table([self])
 
 
-class Adapter(Tabular, AdapterBody):
+class Adapter(Listed, AdapterBody):
     """A stored adapter or soup, with its provenance."""
 
-    @property
-    def table(self) -> Table:
-        """One row, as in a list of adapters."""
-        return _adapter_table([self])
 
-
-class Adapters(Tabular, Sequence[Listed]):
+class Adapters(Tabular, tuple[Listed, ...]):
     """A list of adapters, newest first."""
-
-    def __init__(self, adapters: Sequence[Listed]) -> None:
-        self._adapters = tuple(adapters)
-
-    @overload
-    def __getitem__(self, index: int) -> Listed: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Listed]: ...
-    def __getitem__(self, index: int | slice) -> Listed | Sequence[Listed]:
-        return self._adapters[index]
-
-    def __len__(self) -> int:
-        return len(self._adapters)
-
-    def __iter__(self) -> Iterator[Listed]:
-        return iter(self._adapters)
 
     @property
     def table(self) -> Table:
         """One row an adapter."""
-        return _adapter_table(self._adapters)
+        return _adapter_table(self)
 
 
 class Selector(Tabular, SelectorBody):
@@ -235,9 +214,3 @@ def _adapter_table(adapters: Iterable[ListedAdapter]) -> Table:
         for row in adapters
     )
     return Table(("adapter", "kind", "domain", "method", "parameters", "tags", "owner"), tuple(rows))
-
-
-def _cell_text(cell: Cell) -> str:
-    if cell is None:
-        return ""
-    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
