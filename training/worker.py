@@ -20,18 +20,17 @@ from registry.base_model import LoadedBase, load_base
 from registry.errors import Cancelled, Unavailable
 from registry.progress import Progress
 from registry.spec import BaseEntry, Frozen
-from training.process import TICK_SECONDS, Handle, Json, lower_priority, should_end
+from training.process import TICK_SECONDS, Handle, Json, should_end
 from training.request import TrainingRun
 from training.train import train
 
 
 class WorkerSetup(Frozen):
-    """The first line of input: the base model, threads, and the niceness and log level of the process."""
+    """The first line of input: the base model, and the threads and log level of the process."""
 
     entry: BaseEntry
     cache: Path | None = None
     threads: int | None = Field(default=None, ge=1)
-    niceness: int = 0
     log_level: str = "info"
 
 
@@ -45,7 +44,6 @@ class WorkerRequest(Frozen):
 def begin(setup: Json) -> Handle:
     """Return the handler of requests to train; the base model is loaded at the first."""
     checked = WorkerSetup.model_validate(setup)
-    lower_priority(checked.niceness)
     if checked.threads is not None:
         torch.set_num_threads(checked.threads)
     base: LoadedBase | None = None

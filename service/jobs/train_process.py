@@ -19,7 +19,7 @@ from registry.errors import SoupError
 from registry.progress import Progress
 from service.job_board import Interrupted
 from service.observability.logs import logged
-from training.process import NICENESS, Child, Json, serve
+from training.process import NICENESS, Child, Json, lower_priority, serve
 from training.worker import WorkerRequest, WorkerSetup, begin
 
 GRACE_SECONDS = 30.0
@@ -34,8 +34,12 @@ def in_child(setup: WorkerSetup, request: WorkerRequest, *, progress: Progress, 
     `progress` is called repeatedly and may raise to end the training, which is then saved. Raises the child's error
     with the path of the folder `private` replaced, and Unavailable for a child that crashed.
     """
-    lowered = setup.model_copy(update={"niceness": NICENESS}).model_dump(mode="json")
-    child = Child("service.jobs.train_process", lowered, called="The process that trains", grace=GRACE_SECONDS)
+    child = Child(
+        "service.jobs.train_process",
+        setup.model_dump(mode="json"),
+        called="The process that trains",
+        grace=GRACE_SECONDS,
+    )
     steps = request.run.spec.recipe.steps
 
     def report(done: int, total: int, message: str) -> None:
@@ -88,6 +92,7 @@ def end_with_server() -> None:
 
 def main() -> None:
     """Run the child process."""
+    lower_priority(NICENESS)
     end_with_server()
     serve(logged(begin), failed="The training failed on our side ({}).")
 
