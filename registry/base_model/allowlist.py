@@ -52,8 +52,10 @@ def _entry(base_id: str, fields: object, folder: Path) -> BaseEntry:
         raise ValueError(f"device {entry.device!r} cannot hold a base model: choose 'cpu', 'cuda' or 'cuda:0'.")
     if entry.chat_template is not None:
         entry = entry.model_copy(update={"chat_template": _template(entry, entry.chat_template, folder)})
-    local = Path(entry.source).expanduser()
-    local = local if local.is_absolute() else folder / local
+    try:
+        local = folder / Path(entry.source).expanduser()
+    except RuntimeError as problem:  # the home of a user that is not here
+        raise ValueError(f"source {entry.source!r} is not a folder ({str(problem).rstrip('.')}).") from None
     if local.is_dir():
         return entry.model_copy(update={"source": str(local.resolve())})
     if entry.source.startswith((".", "/", "~")) or entry.source.count("/") > 1:

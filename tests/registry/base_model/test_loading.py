@@ -119,6 +119,7 @@ def test_sources_are_relative_to_the_file(folder, tmp_path, monkeypatch):
         ("[bases.a]\nsource='base'\ntrust_remote_code=true", "a: trust_remote_code"),
         ("[bases.a]\nsource='./nowhere'", "is not a folder"),
         ("[bases.a]\nsource='/nowhere/at/all'", "is not a folder"),
+        ("[bases.a]\nsource='~nosuchuser/x'", r"source '~nosuchuser/x' is not a folder \(Could not determine home"),
         ("[bases.a]\nsource='openai-community/gpt2'", "pinned 'revision'"),
     ],
 )
