@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -30,8 +31,6 @@ MIN_PASSAGES = 2
 """The least passages of a sample to evaluate on: one gives no standard error."""
 RECORDED_ERRORS = (DamagedBlob, Incompatible, Internal, InvalidParameter, InvalidWeights, NotFound)
 """Errors of one adapter or sample, which are recorded and do not stop the evaluation of others."""
-
-WAITING = "waiting for the first task"
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,12 @@ class ToScore:
 
 Scores = list[list[PassageScore]]
 """Scores by sample and passage."""
+Texts = Mapping[str, Sequence[Passage]]
+"""The passages of samples by their digests."""
+Group = tuple[AdapterRow | None, Sequence[AdapterRow]]
+"""An adapter, None for the base model alone, and the adapters on whose samples it is scored."""
+Scored = tuple[AdapterRow | None, AdapterRow, Sequence[PassageScore]]
+"""An adapter or None, and its scores on the sample of an adapter, by passage."""
 
 
 @dataclass(frozen=True)
@@ -142,15 +147,27 @@ def cross_evaluate(
 ) -> CrossEvaluated:
     """Evaluate the missing pairs of a pool on the first `passages` of each sample, and store each when computed.
 
-    With `workers` only the base model's entry and shape are used here, and all pairs of an adapter are stored together.
+    The base model alone is scored first, then adapter by adapter; errors of an adapter or a sample are recorded. With
+    `workers` only the base model's entry and shape are used here, and all pairs of an adapter are stored together.
     `progress` may raise to cancel. Raises as `pairs_of`, the base model's `score` and the pool of workers do.
     """
     pairs = pairs_of(registry, pool, passages=passages)
     run = _Run(registry, caller, base, passages, progress, total=len(pairs.missing))
-    if workers is None:
-        _evaluate_here(run, pairs.missing)
-    else:
-        _WorkerEvaluation(run, workers).evaluate(pairs.missing)
+    sampled = {pair.sample: pair.sampled for pair in pairs.missing}
+    texts = run.read_texts(sampled.values())
+    score = partial(_score_here, run, texts) if workers is None else partial(_score_on_workers, run, texts, workers)
+    for _, row, scores in score([(None, [sampled[digest]]) for digest in texts]):
+        run.add_base_scores(row, scores)
+    scorable = [pair for pair in pairs.missing if pair.sample in run.base_scores]
+    run.done = run.total - len(scorable)
+    samples: dict[int, list[AdapterRow]] = {}
+    for pair in scorable:
+        samples.setdefault(pair.adapter.id, []).append(pair.sampled)
+    adapters = {pair.adapter.id: pair.adapter for pair in scorable}
+    for adapter, row, scores in score([(adapters[key], samples[key]) for key in adapters]):
+        assert adapter is not None
+        run.store(Pair(adapter, row), scores)
+        run.done += 1
     return CrossEvaluated(pairs.count, run.computed, pairs.count - len(pairs.missing), run.failed)
 
 
@@ -165,9 +182,11 @@ class _Run:
     progress: Progress
     total: int
     done: int = 0
-    message: str = WAITING
+    message: str = ""
     computed: int = 0
     failed: dict[str, str] = field(default_factory=dict)
+    base_scores: dict[str, Sequence[PassageScore]] = field(default_factory=dict)
+    """Scores of the base model alone by the digest of the sample."""
 
     def report(self, *_: object) -> None:
         """Report progress, whatever the arguments; raises what `progress` raises."""
@@ -178,21 +197,40 @@ class _Run:
         self.report()
         return False
 
-    def texts_of(self, row: AdapterRow) -> list[Passage]:
-        """The first passages of an adapter's sample."""
-        return decode_lines(self.registry.blobs.read(_sample(row)))[: self.passages]
+    def read_texts(self, rows: Iterable[AdapterRow]) -> Texts:
+        """The first passages of the samples of `rows`; a damaged sample is recorded and left out."""
+        texts = {}
+        for row in rows:
+            try:
+                texts[_sample(row)] = decode_lines(self.registry.blobs.read(_sample(row)))[: self.passages]
+            except RECORDED_ERRORS as error:
+                self.fail(None, [row], error.message)
+        return texts
 
-    def score_sample(self, row: AdapterRow) -> tuple[list[Passage], Sequence[PassageScore]]:
-        """The first passages of an adapter's sample, and their scores by the base model alone."""
-        texts = self.texts_of(row)
-        base_scores = self.base.score(texts, None, progress=self.report)
-        _check_scored(base_scores)
-        return texts, base_scores
+    def fail(self, adapter: AdapterRow | None, samples: Sequence[AdapterRow], message: str) -> None:
+        """Record why an adapter cannot be scored on `samples`, or, where it is None, why the samples cannot."""
+        if adapter is None:
+            self.failed.update((row.ref, message) for row in samples)
+        else:
+            self.failed[adapter.ref] = message
+            self.done += len(samples)
 
-    def store(self, pair: Pair, scores: Sequence[PassageScore], base_scores: Sequence[PassageScore]) -> None:
+    def add_base_scores(self, row: AdapterRow, scores: Sequence[PassageScore]) -> None:
+        """Add the base model's scores of a sample; one with too few passages to score is recorded."""
+        scored = sum(score.tokens > 0 for score in scores)
+        if scored >= MIN_PASSAGES:
+            self.base_scores[_sample(row)] = scores
+            return
+        message = (
+            f"Only {scored} of the first {len(scores)} passages of the sample can be scored, and an "
+            f"evaluation needs {MIN_PASSAGES}: push a sample with longer texts."
+        )
+        self.fail(None, [row], message)
+
+    def store(self, pair: Pair, scores: Sequence[PassageScore]) -> None:
         """Store the evaluation of a pair, unless the adapter or the sample was purged."""
         nll = np.array([score.nll for score in scores])
-        base_nll = np.array([score.nll for score in base_scores])
+        base_nll = np.array([score.nll for score in self.base_scores[pair.sample]])
         tokens = np.array([score.tokens for score in scores])
         evaluation = NewEvaluation(
             adapter_digest=pair.adapter.digest,
@@ -213,126 +251,55 @@ class _Run:
                 self.computed += 1
 
 
-def _evaluate_here(run: _Run, pairs: Iterable[Pair]) -> None:
-    """Evaluate pairs, ordered by sample, in this process; adapters and samples with an error are skipped."""
-    sample: str | None = None
-    texts: Sequence[Passage] = ()
-    base_scores: Sequence[PassageScore] = ()
-    broken: set[str] = set()
-    unreadable: set[str] = set()
-    for done, pair in enumerate(pairs):
-        run.done = done
-        run.message = f"{pair.adapter.ref} on {pair.sampled.domain}"
-        run.report()
-        if pair.adapter.ref in broken or pair.sampled.ref in unreadable:
-            continue
+def _score_here(run: _Run, texts: Texts, groups: Iterable[Group]) -> Iterator[Scored]:
+    """Score groups in this process; an error in a group is recorded, and ends the group."""
+    for adapter, samples in groups:
+        loaded = None if adapter is None else loadable(adapter, run.registry.blobs)
+        scored = 0
         try:
-            if sample != pair.sample:
-                texts, base_scores = run.score_sample(pair.sampled)
-                sample = pair.sample
+            for row in samples:
+                run.message = f"{_label(adapter)} on {row.domain}"
+                run.report()
+                yield adapter, row, run.base.score(texts[_sample(row)], loaded, progress=run.report)
+                scored += 1
         except RECORDED_ERRORS as error:
-            run.failed[pair.sampled.ref] = error.message
-            unreadable.add(pair.sampled.ref)
-            continue
-        try:
-            scores = run.base.score(texts, loadable(pair.adapter, run.registry.blobs), progress=run.report)
-            run.store(pair, scores, base_scores)
-        except RECORDED_ERRORS as error:
-            run.failed[pair.adapter.ref] = error.message
-            broken.add(pair.adapter.ref)
+            run.fail(adapter, samples[scored:], error.message)
 
 
-@dataclass(frozen=True)
-class _WorkerEvaluation:
-    """Evaluates pairs on workers: first a task a sample for the base model alone, then a task an adapter."""
+def _score_on_workers(run: _Run, texts: Texts, workers: EvaluationPool, groups: Iterable[Group]) -> Iterator[Scored]:
+    """Score groups on workers, a task each; the error of a task, and the loss of its process, are recorded."""
+    started: list[Group] = []
 
-    run: _Run
-    workers: EvaluationPool
+    def tasks() -> Iterator[Task]:
+        for adapter, samples in groups:
+            stored = None
+            if adapter is not None:
+                try:
+                    stored = adapter.digest, adapter.config, run.registry.blobs.read(adapter.weights_blob)
+                except RECORDED_ERRORS as error:
+                    run.fail(adapter, samples, error.message)
+                    continue
+            started.append((adapter, samples))
+            digests = tuple(_sample(row) for row in samples)
+            base = run.base
+            yield Task(ToScore(base.entry, base.shape.fingerprint, workers.threads, digests, stored), texts)
 
-    def evaluate(self, pairs: Sequence[Pair]) -> None:
-        """Evaluate pairs; adapters and samples with an error are recorded and skipped."""
-        run = self.run
-        sampled = {pair.sample: pair.sampled for pair in pairs}
-        texts = self._read_texts(sampled)
-        base_scores = self._score_base(texts, sampled)
-        by_adapter: dict[str, list[Pair]] = {}
-        for pair in pairs:
-            if pair.sample in base_scores:
-                by_adapter.setdefault(pair.adapter.digest, []).append(pair)
-        run.done, run.message = len(pairs) - sum(map(len, by_adapter.values())), WAITING
-        started: list[list[Pair]] = []
-        tasks = self._adapter_tasks(by_adapter.values(), texts, started)
-        for index, outcome in run_tasks(self.workers.pool, self.workers.score, tasks, should_stop=run.should_stop):
-            adapter_pairs = started[index]
-            run.message = adapter_pairs[0].adapter.ref
-            if isinstance(outcome, (*RECORDED_ERRORS, TaskLost)):
-                run.failed[run.message] = outcome.message
-            elif isinstance(outcome, BaseException):
-                raise outcome
-            else:
-                for pair, scores in zip(adapter_pairs, outcome, strict=True):
-                    run.store(pair, scores, base_scores[pair.sample])
-            run.done += len(adapter_pairs)
-
-    def _adapter_tasks(
-        self, by_adapter: Iterable[list[Pair]], texts: Mapping[str, tuple[Passage, ...]], started: list[list[Pair]]
-    ) -> Iterator[Task]:
-        """A task for each adapter, whose pairs are appended to `started`; its weights are read when it is started."""
-        for pairs in by_adapter:
-            adapter = pairs[0].adapter
-            try:
-                weights = self.run.registry.blobs.read(adapter.weights_blob)
-            except RECORDED_ERRORS as error:
-                self.run.failed[adapter.ref] = error.message
-                self.run.done += len(pairs)
-                continue
-            started.append(pairs)
-            samples = tuple(pair.sample for pair in pairs)
-            yield Task(self._to_score(samples, (adapter.digest, adapter.config, weights)), texts)
-
-    def _read_texts(self, sampled: Mapping[str, AdapterRow]) -> dict[str, tuple[Passage, ...]]:
-        """The texts of samples by digest; a damaged one is recorded and skipped."""
-        texts = {}
-        for digest, row in sampled.items():
-            try:
-                texts[digest] = tuple(self.run.texts_of(row))
-            except RECORDED_ERRORS as error:
-                self.run.failed[row.ref] = error.message
-        return texts
-
-    def _score_base(
-        self, texts: Mapping[str, tuple[Passage, ...]], sampled: Mapping[str, AdapterRow]
-    ) -> dict[str, list[PassageScore]]:
-        """Scores of the base model by sample digest; a sample with too few tokens is recorded and skipped."""
-        digests, base_scores = list(texts), {}
-        run, tasks = self.run, [Task(self._to_score((digest,)), texts) for digest in digests]
-        for index, outcome in run_tasks(self.workers.pool, self.workers.score, tasks, should_stop=run.should_stop):
-            row = sampled[digests[index]]
-            run.message = f"the base model on {row.domain}"
-            if isinstance(outcome, BaseException):
-                raise outcome
-            (scores,) = outcome
-            try:
-                _check_scored(scores)
-                base_scores[digests[index]] = scores
-            except InvalidParameter as error:
-                run.failed[row.ref] = error.message
-        return base_scores
-
-    def _to_score(self, samples: tuple[str, ...], adapter: tuple[str, AdapterConfig, bytes] | None = None) -> ToScore:
-        base = self.run.base
-        return ToScore(base.entry, base.shape.fingerprint, self.workers.threads, samples, adapter)
+    run.message = "waiting for the first task"
+    for index, outcome in run_tasks(workers.pool, workers.score, tasks(), should_stop=run.should_stop):
+        adapter, samples = started[index]
+        run.message = _label(adapter)
+        if isinstance(outcome, (*RECORDED_ERRORS, TaskLost)):
+            run.fail(adapter, samples, outcome.message)
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            for row, scores in zip(samples, outcome, strict=True):
+                yield adapter, row, scores
 
 
-def _check_scored(scores: Sequence[PassageScore]) -> None:
-    """Raise InvalidParameter where too few passages of a sample have a token to score."""
-    scored = sum(score.tokens > 0 for score in scores)
-    if scored < MIN_PASSAGES:
-        raise InvalidParameter(
-            f"Only {scored} of the first {len(scores)} passages of the sample can be scored, and an "
-            f"evaluation needs {MIN_PASSAGES}: push a sample with longer texts.",
-            param="passages",
-        )
+def _label(adapter: AdapterRow | None) -> str:
+    """The name of an adapter, or of the base model alone, in messages of progress."""
+    return "the base model" if adapter is None else adapter.ref
 
 
 def _sample(row: AdapterRow) -> str:

@@ -35,7 +35,7 @@ from registry.tasks.process_pool import ProcessPool
 from service.engine.score_task import score_samples
 from service.operations import storage
 from service.settings import Settings
-from tests.registry.tasks.matrix import SETTINGS, stock, stored_evaluations
+from tests.registry.tasks.matrix import SETTINGS, score_all_but_code, stock, stored_evaluations
 from tests.service.passages import WORDS, passages
 from tests.service.servers import CONFIG, adapter_weights, write_bases
 from tests.service.without_processes import FitsHere
@@ -494,10 +494,12 @@ def own_store(stocked: Path, tmp_path: Path) -> Iterator[Store]:
         yield own_store
 
 
-def elsewhere(own_store: Store, place: ProcessPool, progress: Progress = silent, **pool: Any) -> CrossEvaluated:
+def elsewhere(
+    own_store: Store, place: ProcessPool, progress: Progress = silent, score: Any = score_samples
+) -> CrossEvaluated:
     registry, caller = own_store._runtime.services.registry, Caller("admin", None, "test")
-    base, spec = pool_of(registry, caller, PoolRequest(**pool))
-    workers = EvaluationPool(place, score_samples, 1)
+    base, spec = pool_of(registry, caller, PoolRequest())
+    workers = EvaluationPool(place, score, 1)
     return cross_evaluate(registry, caller, base, spec, passages=10, progress=progress, workers=workers)
 
 
@@ -542,6 +544,14 @@ def test_an_adapter_whose_sample_is_damaged_is_evaluated_on_the_samples_of_other
     damage(own_store, sample.digest)
     evaluated = own_store.evaluate_pool(passages=10)
     assert (evaluated.computed, list(evaluated.failed)) == (6, ["team/code@1"])
+    assert ("team/code@1", "team/court@1") in stored_evaluations(own_store)
+
+
+def test_a_sample_that_cannot_be_scored_is_named_and_others_are_evaluated(
+    own_store: Store, processes: ProcessPool
+) -> None:
+    evaluated = elsewhere(own_store, processes, score=score_all_but_code)
+    assert (evaluated.computed, evaluated.failed) == (6, {"team/code@1": "It has another language."})
     assert ("team/code@1", "team/court@1") in stored_evaluations(own_store)
 
 

@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from adaptersoup import Store
+from registry.errors import InvalidParameter
+from registry.evaluate.matrix import ToScore
 from registry.formats import AdapterContents, write_directory
+from registry.spec import PassageScore
+from registry.tasks.task import Watch
+from service.engine.score_task import score_samples
 from tests.service.passages import WORDS, passages
 from tests.service.servers import CONFIG, adapter_weights
 
@@ -24,6 +29,13 @@ def stock(folder: Path, base: Path) -> None:
             )
             store.push(adapter_folder, name=f"team/{domain}", texts=passages(domain, 30))
         store.fit("uniform")  # waits until the samples are embedded
+
+
+def score_all_but_code(job: ToScore, watch: Watch) -> list[list[PassageScore]]:
+    """Scores of the task; InvalidParameter for the sample of the domain `code`."""
+    if passages("code", 1)[0] in watch.shared[job.samples[0]]:
+        raise InvalidParameter("It has another language.")
+    return score_samples(job, watch)
 
 
 def stored_evaluations(store: Store) -> dict[tuple[str, str], tuple[Any, ...]]:
