@@ -24,6 +24,7 @@ from adaptersoup.synchronous.client import Client
 from adaptersoup.values import Adapter, Adapters, Perplexity, Selection, Selector, Soup
 from registry.adapters import attached, from_tensors
 from registry.base_model import read_allowlist
+from registry.base_model.architecture import check_model
 from registry.catalogue.rows import AdapterRow, JobRow
 from registry.errors import Incompatible, InvalidParameter, SoupError, Unavailable
 from registry.evaluate.matrix import CrossEvaluated
@@ -273,12 +274,13 @@ class Store(Closing):
     def attach(self, model: Model, to: Any) -> Iterator[None]:
         """Attach an adapter or soup of this store to a transformers model `to` of the same base, until `with` ends.
 
-        The weights of `to` are not changed, and not compared with those of the base. Raises Incompatible if the
-        adapter does not fit the model, and for a base model, which has nothing to attach. Raises Unavailable once the
+        The weights of `to` are not changed, and not compared with those of the base. Raises Incompatible if the model
+        has another shape than the base, and for a base model, which has nothing to attach. Raises Unavailable once the
         store is closed.
         """
         row = self._row(model_name(model))
         base = self._runtime.bases[row.base_model]
+        check_model(to, base.shape)
         tensors = loadable(row, self._runtime.services.registry.blobs).load()
         module = from_tensors(row.config, base.shape, tensors).to(next(to.parameters()).device)
         with attached(to, module):

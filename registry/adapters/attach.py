@@ -37,15 +37,12 @@ class AdapterModule(nn.Module, ABC):
     config: AdapterConfig
 
     @abstractmethod
-    def check_fit(self, model: nn.Module) -> None:
-        """Raises Incompatible, with every reason, where the adapter cannot be attached to `model`."""
-
-    @abstractmethod
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """Pairs of a module of `model` and the edit of its output.
 
-        Called after `check_fit`: for each forward pass here, once by `batched`. Edits of one module follow each other
-        in this order; an edit may also only read its arguments, and return the output unchanged.
+        `model` has the shape that the adapter was built for (`base_model.architecture.check_model`). Called for each
+        `attached`, once by `batched`. Edits of one module follow each other in this order; an edit may also only read
+        its arguments, and return the output unchanged. Raises Incompatible for norms that cannot be edited.
         """
 
     def stackable(self) -> AdapterModule | None:
@@ -92,10 +89,8 @@ def _is_attached(_module: nn.Module, _args: tuple[Any, ...]) -> None:
 def attached(model: nn.Module, adapter: AdapterModule) -> Iterator[None]:
     """While open, `model`'s forward passes run with `adapter`.
 
-    Raises Incompatible where the two do not fit, and Internal where an adapter is attached already: the two would
-    silently run together.
+    Raises Internal where an adapter is attached already: the two would silently run together. Raises what `edits` does.
     """
-    adapter.check_fit(model)
     if _is_attached in model._forward_pre_hooks.values():
         raise Internal("An adapter is attached to this base model already.")
     handles = [model.register_forward_pre_hook(_is_attached)]

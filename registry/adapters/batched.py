@@ -33,11 +33,10 @@ class ReadyAdapter:
     """An adapter that a base model of `BatchedAdapters` can run: its edits, and how it is stacked.
 
     Takes `module` over, and may change it (`AdapterModule.stackable`). Made in any thread, as it only reads the model;
-    raises Incompatible where the adapter does not fit it.
+    raises what `AdapterModule.edits` does.
     """
 
     def __init__(self, module: AdapterModule, model: nn.Module) -> None:
-        module.check_fit(model)
         form = module.stackable()
         self.prefix = module.prefix_states()
         """Keys and values (layers, 2, heads, length, size) that stand before its texts, or None."""

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
-from registry.adapters.sites import Family, LayerSites, check_family, family_of, layer_sites
+from registry.adapters.sites import Family, LayerSites, family_of, layer_sites
 from registry.adapters.slots import Projection, layer_norm, linear, per_slot
 from registry.errors import Incompatible, Internal
 from registry.spec import BaseShape, BottleneckConfig
@@ -74,7 +74,8 @@ def ffn_edits(config: BottleneckConfig, sites: LayerSites, update: Update) -> It
     """Pairs of a base module and the edit of its output that add `update` at the site of `config` in one layer.
 
     Of Houlsby's two sites it is the one after the feed-forward module. The structure decides what `update` (of one
-    bottleneck, or of a fusion of several) reads and where its result is added.
+    bottleneck, or of a fusion of several) reads and where its result is added. Raises Incompatible for a norm to edit
+    that is not of the family's kind.
     """
     residual = config.input == "residual"
     if config.structure == "parallel":
@@ -82,6 +83,7 @@ def ffn_edits(config: BottleneckConfig, sites: LayerSites, update: Update) -> It
         yield sites.norms[-1] if residual else sites.ffn_input, parallel.store_argument
         yield sites.ffn, parallel.add_update
     elif residual and sites.post_norm and config.structure == "pfeiffer":
+        sites.check_norms()
         yield sites.norms[-1], partial(_update_before_norm, update)
     else:
         yield sites.block if residual else sites.ffn, partial(_update_output, update)
@@ -159,6 +161,7 @@ class BottleneckLayer(nn.Module):
         if self._config.structure == "houlsby":
             yield sites.attention, self._on_attention
             if self._config.trained_norms:
+                sites.check_norms()
                 for norm, trained in zip(sites.norms, self.base_norm, strict=True):
                     assert isinstance(trained, TrainedNorm)
                     yield norm, trained.normalise
@@ -180,23 +183,7 @@ class BottleneckAdapter(AdapterModule):
         family = family_of(shape.model_type)
         check_input(config, family, shape.model_type)
         self.config = config
-        self._shape = shape
         self.layers = nn.ModuleList(BottleneckLayer(config, shape, family) for _ in range(shape.num_layers))
-
-    def check_fit(self, model: nn.Module) -> None:
-        """Raises Incompatible for another family or an unknown one, other sizes, or norms that cannot be replaced."""
-        layers = layer_sites(model)
-        check_family(model, self._shape.model_type, "adapter")
-        sizes = len(layers), int(getattr(model.config, "hidden_size", 0))
-        if sizes != (self._shape.num_layers, self._shape.hidden_size):
-            raise Incompatible(
-                f"The adapter is for {self._shape.num_layers} layers of hidden size {self._shape.hidden_size}; this "
-                f"base model has {sizes[0]} of {sizes[1]}.",
-                param="base_model",
-            )
-        if _acts_on_norms(self.config, layers[0].post_norm if layers else False):
-            for sites in layers:
-                sites.check_norms()
 
     def stackable(self) -> AdapterModule:
         """This adapter itself."""
@@ -221,9 +208,3 @@ def check_input(config: BottleneckConfig, family: Family, model_type: str) -> No
             "residual stream: use input='module' for a parallel adapter, which reads the same.",
             param="config",
         )
-
-
-def _acts_on_norms(config: BottleneckConfig, post_norm: bool) -> bool:
-    if config.structure == "houlsby":
-        return config.trained_norms
-    return post_norm and config.structure == "pfeiffer" and config.input == "residual"

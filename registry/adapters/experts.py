@@ -108,10 +108,6 @@ class BankAdapter(AdapterModule):
         """The paths of the projections that have copies, the keys of every route."""
         return tuple(self._experts)
 
-    def check_fit(self, model: nn.Module) -> None:
-        """Raises Incompatible, with every reason, where the experts cannot be attached to `model`."""
-        self._expert.check_fit(model)
-
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """The edits of the expert, with the projections of the current route."""
         yield from self._expert.edits(model)

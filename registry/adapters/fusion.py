@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
-from registry.adapters.bottleneck import BottleneckAdapter, BottleneckLayer, ffn_edits
+from registry.adapters.bottleneck import BottleneckLayer, check_input, ffn_edits
 from registry.adapters.initial import Init, Shapes, initial_tensors, seeded
 from registry.adapters.sites import Family, family_of, layer_sites
 from registry.spec import BaseShape, FusionConfig
@@ -71,13 +71,9 @@ class FusionAdapter(AdapterModule):
     def __init__(self, config: FusionConfig, shape: BaseShape) -> None:
         super().__init__()
         self.config = config
-        self._example = (BottleneckAdapter(config.member, shape),)  # in a tuple, so that it is no submodule
         family = family_of(shape.model_type)
+        check_input(config.member, family, shape.model_type)
         self.layers = nn.ModuleList(FusionLayer(config, shape, family) for _ in range(shape.num_layers))
-
-    def check_fit(self, model: nn.Module) -> None:
-        """Raises Incompatible where the members cannot be attached to `model`."""
-        self._example[0].check_fit(model)
 
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """Pairs of a base module and the edit of its output, over all layers."""

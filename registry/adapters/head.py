@@ -8,7 +8,7 @@ causal model has read the whole sequence at its last token (Radford et al., 2018
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.initial import Init, Shapes, seeded, truncated_normal
-from registry.errors import Incompatible
 from registry.spec import BaseShape, HeadConfig
 
 HEAD_STD = 0.02
@@ -33,17 +32,6 @@ class HeadModule(AdapterModule):
         self.config = config
         self._shape = shape
         self.out = nn.Linear(shape.hidden_size, len(config.labels), device="meta")
-
-    def check_fit(self, model: nn.Module) -> None:
-        """Raises Incompatible for another hidden size."""
-        config: Any = model.config
-        size = int(getattr(config, "hidden_size", 0))
-        if size != self._shape.hidden_size:
-            raise Incompatible(
-                f"The head reads hidden states of size {self._shape.hidden_size}; this base model's are of size "
-                f"{size}.",
-                param="base_model",
-            )
 
     def edits(self, _model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """None: a head edits nothing."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from registry.adapters.attach import AdapterModule, Edit
 from registry.adapters.initial import NEAR_IDENTITY_STD, Init, Shapes, seeded, truncated_normal
 from registry.adapters.slots import Projection, add_linear, linear
-from registry.errors import Incompatible, more_problems
+from registry.errors import Incompatible
 from registry.spec import BaseShape, LoraConfig
 
 PREFIX = "base_model.model."
@@ -84,26 +84,6 @@ class LoraAdapter(AdapterModule):
             parent, _, name = (PREFIX + path).rpartition(".")
             _branch(branches, parent).add_module(name, update)
 
-    def check_fit(self, model: nn.Module) -> None:
-        """Raises Incompatible naming every module that `model` lacks, or that has other sizes there."""
-        problems = []
-        for path, update in self._updates.items():
-            expected = (update.lora_A.in_features, update.lora_B.out_features)
-            actual = _sizes(model, path)
-            if actual is None:
-                problems.append(f"The base model has no linear module {path!r}.")
-            elif actual != expected:
-                problems.append(
-                    f"Module {path!r} is {actual[0]} -> {actual[1]}; the LoRA is for {expected[0]} -> {expected[1]}."
-                )
-        if problems:
-            more = more_problems(len(problems))
-            raise Incompatible(
-                f"The LoRA does not fit this base model: {problems[0].rstrip('.')}{more}.",
-                param="base_model",
-                problems=problems[:SHOWN],
-            )
-
     def stackable(self) -> AdapterModule:
         """Itself, changed to ranks that are powers of two and a scale of 1, which computes the same."""
         for update in self._updates.values():
@@ -140,20 +120,6 @@ def _refuse_unknown(paths: list[str], shape: BaseShape) -> None:
         param="base_model",
         problems=[f"The base model has no linear module {path}." for path in paths[:SHOWN]],
     )
-
-
-def _sizes(model: nn.Module, path: str) -> tuple[int, int] | None:
-    """(inputs, outputs) of a linear module: nn.Linear, or Conv1D, which stores its weight transposed."""
-    try:
-        module = model.get_submodule(path)
-    except AttributeError:
-        return None
-    if isinstance(module, nn.Linear):
-        return module.in_features, module.out_features
-    weight = getattr(module, "weight", None)
-    if type(module).__name__ == "Conv1D" and isinstance(weight, Tensor):
-        return int(weight.shape[0]), int(weight.shape[1])
-    return None
 
 
 def initial_lora(_config: LoraConfig, shapes: Shapes, *, seed: int, init: Init, **_unused: object) -> dict[str, Tensor]:

@@ -19,7 +19,6 @@ from transformers import Cache, DynamicCache
 
 from registry.adapters.attach import AdapterModule, Edit, InputEdit
 from registry.adapters.initial import Init, Shapes, seeded
-from registry.adapters.sites import check_family
 from registry.errors import Incompatible, Internal, InvalidParameter
 from registry.spec import BaseShape, PrefixConfig
 
@@ -57,20 +56,6 @@ class PrefixAdapter(AdapterModule):
         self.prompt_embeddings = nn.Parameter(
             torch.empty(config.length, shape.num_layers * 2 * self._heads * self._size, device="meta")
         )
-
-    def check_fit(self, model: nn.Module) -> None:
-        """Raises Incompatible for another family, other sizes, or other keys and values."""
-        check_family(model, self._shape.model_type, "prefix")
-        config: Any = model.config
-        layers, hidden_size = int(getattr(config, "num_hidden_layers", 0)), int(getattr(config, "hidden_size", 0))
-        heads = getattr(config, "num_key_value_heads", None) or self._heads
-        shape = self._shape
-        if (layers, hidden_size, heads) != (shape.num_layers, shape.hidden_size, self._heads):
-            raise Incompatible(
-                f"The prefix is for {shape.num_layers} layers of hidden size {shape.hidden_size} with {self._heads} "
-                f"heads of keys and values; this base model has {layers} of {hidden_size} with {heads}.",
-                param="base_model",
-            )
 
     def edits(self, _model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """None: a prefix edits no output."""

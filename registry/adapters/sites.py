@@ -128,16 +128,6 @@ def model_type_of(model: nn.Module) -> str:
     return str(getattr(getattr(model, "config", None), "model_type", ""))
 
 
-def check_family(model: nn.Module, model_type: str, noun: str) -> None:
-    """Raises Incompatible where `model` is not of the family `model_type` of an adapter, described by `noun`."""
-    actual = model_type_of(model)
-    if actual != model_type:
-        raise Incompatible(
-            f"The {noun} is for base models of family {model_type!r}; this one is of family {actual!r}.",
-            param="base_model",
-        )
-
-
 def layer_sites(model: nn.Module) -> Sequence[LayerSites]:
     """The hookable modules of every layer, first to last; raises Incompatible for an unknown family."""
     family = family_of(model_type_of(model))

@@ -16,7 +16,6 @@ from registry.adapters.attach import AdapterModule, Edit, InputEdit
 from registry.adapters.initial import Shapes
 from registry.adapters.loadable import Tensors
 from registry.adapters.mixture import Factor, Mixture
-from registry.errors import Incompatible, more_problems
 from registry.spec import AdapterConfig, UnionConfig
 
 T = TypeVar("T")
@@ -33,21 +32,6 @@ class UnionAdapter(AdapterModule):
         self._members = tuple(members)
         for member in members:
             self.add_module(member.config.method, member)
-
-    def check_fit(self, model: nn.Module) -> None:
-        """Raises Incompatible with the reasons of every member that cannot be attached to `model`."""
-        problems: list[str] = []
-        for member in self._members:
-            try:
-                member.check_fit(model)
-            except Incompatible as refused:
-                problems += refused.problems or [refused.message]
-        if problems:
-            raise Incompatible(
-                f"The union does not fit this base model: {problems[0].rstrip('.')}{more_problems(len(problems))}.",
-                param="base_model",
-                problems=problems,
-            )
 
     def stackable(self) -> AdapterModule | None:
         """The union of the members' stackable forms, without a prefix, which edits nothing; None where one has none."""

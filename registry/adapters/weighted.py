@@ -64,10 +64,6 @@ class WeightedAdapter(AdapterModule):
             if site.biases is not None:
                 site.layer.bias = weights @ site.biases
 
-    def check_fit(self, model: nn.Module) -> None:
-        """Raises Incompatible, with every reason, where the adapters cannot be attached to `model`."""
-        self.joined.check_fit(model)
-
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         """The edits of the joined adapter."""
         yield from self.joined.edits(model)

@@ -2,7 +2,7 @@
 
 The model is built on torch's meta device to read its modules and the sizes of its keys and values, in milliseconds and
 without its weights. Called by `loading`. An encoder (BERT and its kin) is loaded without any head or pooler: adapters
-read the last hidden states.
+read the last hidden states. `check_model` is for models that other programs have loaded.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from transformers.models.auto.modeling_auto import (
 from transformers.pytorch_utils import Conv1D
 
 from registry.base_model.build_lock import BUILDING
-from registry.errors import Unavailable
+from registry.errors import Incompatible, Unavailable, more_problems
 from registry.names import Digest
 from registry.spec import BaseEntry, BaseKind, BaseShape
 
 _SIZES = ("hidden_size", "num_hidden_layers", "max_position_embeddings", "vocab_size")
+SHOWN = 20
+"""Most reasons that an error lists."""
 _UNUSABLE = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError)
 """Errors of transformers for numbers that make no model."""
 _NO_PASS = (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RuntimeError, IndexError, AssertionError)
@@ -106,7 +108,7 @@ def shape_from(config: Any, fingerprint: Digest, base_id: str, kind: BaseKind = 
         num_layers=config.num_hidden_layers,
         context=longest_text(model, config) if kind == "encoder" else _context(config),
         vocab_size=config.vocab_size,
-        linears=_linears(model),
+        linears=linears_of(model),
         kind=kind,
         kv=_kv_of(model, config.num_hidden_layers) if kind == "causal" else None,
     )
@@ -149,7 +151,7 @@ def _built(config: Any, base_id: str, kind: BaseKind) -> nn.Module:
     return model
 
 
-def _linears(model: nn.Module) -> dict[str, tuple[int, int]]:
+def linears_of(model: nn.Module) -> dict[str, tuple[int, int]]:
     """(inputs, outputs) of every linear module by its path, in the model's order."""
     linears: dict[str, tuple[int, int]] = {}
     for path, module in model.named_modules():
@@ -158,6 +160,33 @@ def _linears(model: nn.Module) -> dict[str, tuple[int, int]]:
         elif isinstance(module, Conv1D):
             linears[path] = (module.nx, module.nf)
     return linears
+
+
+def check_model(model: nn.Module, shape: BaseShape) -> None:
+    """Raise Incompatible, with the reasons, where a model has another shape than a base model.
+
+    Weights are not compared, nor embeddings and output layer, which may have been resized.
+    """
+    config: Any = getattr(model, "config", None)
+    expected: dict[str, object] = {"model_type": shape.model_type, "num_hidden_layers": shape.num_layers}
+    if shape.kv is not None and getattr(config, "num_key_value_heads", None) is not None:
+        expected["num_key_value_heads"] = shape.kv[0]
+    problems = []
+    for name, value in expected.items():
+        actual = getattr(config, name, None)
+        if actual != value:
+            problems.append(f"Its {name} is {actual!r} instead of {value!r}.")
+    linears = linears_of(model)
+    for path in shape.layer_linears():
+        if linears.get(path) != shape.linears[path]:
+            inputs, outputs = shape.linears[path]
+            problems.append(f"It has no linear module {path!r} of {inputs} inputs and {outputs} outputs.")
+    if problems:
+        raise Incompatible(
+            f"The model is not the adapter's base model. {problems[0]}{more_problems(len(problems), stop='.')}",
+            param="base_model",
+            problems=problems[:SHOWN],
+        )
 
 
 def _kv_of(model: Any, layers: int) -> tuple[int, int] | None:

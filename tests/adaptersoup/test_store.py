@@ -205,6 +205,9 @@ def test_an_attached_model_computes_what_the_store_serves(store: Store, tiny_bas
     assert float(plain) == pytest.approx(served.baseline.mean_nll, abs=1e-5)
     with pytest.raises(Incompatible, match="nothing to attach"), store.attach(store.base, model):
         pass
+    del model.transformer.h[1].mlp.c_fc
+    with pytest.raises(Incompatible, match="not the adapter's base model"), store.attach("team/court", model):
+        pass
 
 
 def test_what_people_wrote_is_shown_as_text(store: Store, folders: Path) -> None:

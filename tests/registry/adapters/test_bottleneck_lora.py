@@ -43,9 +43,6 @@ class ZeroLayers(AdapterModule):
         self.ranks = {path: module.rank for path, module in lora.modules().items()}
         self.shapes = self.kind.layers(shape.hidden_size, RANK)
 
-    def check_fit(self, model: nn.Module) -> None:
-        """Fits."""
-
     def layer(self, number: int, name: str, x: Tensor) -> Tensor:
         """The LoRA's output for a module of that name and size, as vLLM computes it; zeros without one."""
         path = f"model.layers.{number}.{name}"

@@ -230,18 +230,6 @@ def test_it_leaves_the_base_as_it_was(config_and_tensors: tuple[AdapterConfig, d
     assert traces_of(base.model) == traces
 
 
-def test_another_base_is_refused_before_anything_runs(
-    config_and_tensors: tuple[AdapterConfig, dict[str, Tensor]], base, bases
-) -> None:
-    config, tensors = config_and_tensors
-    if config.method == "head":  # which knows of a base only how large its states are
-        return
-    adapter = from_tensors(config, base.shape, tensors)
-    with pytest.raises(Incompatible), attached(bases("llama").model, adapter):
-        pass
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in bases("llama").model.modules())
-
-
 def test_its_directory_says_the_same(
     config_and_tensors: tuple[AdapterConfig, dict[str, Tensor]], base, tmp_path
 ) -> None:

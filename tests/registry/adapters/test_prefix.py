@@ -229,20 +229,6 @@ def test_a_prefix_without_room_for_text_is_refused(gpt2):
     create(PrefixConfig(length=62), gpt2.shape, seed=0, base=gpt2.model)
 
 
-def test_another_base_is_refused(bases):
-    adapter = prefix_of(bases("llama"))
-    for family, reason in (("gpt2", "family 'llama'"), ("qwen2", "family 'llama'")):
-        with pytest.raises(Incompatible, match=reason), attached(bases(family).model, adapter):
-            pass
-
-
-def test_other_heads_are_refused(tmp_path, bases):
-    path = build_tiny_base(tmp_path / "mha", model_type="llama", num_key_value_heads=4)
-    mha_base = load_base(BaseEntry(id="tiny", source=str(path)))
-    with pytest.raises(Incompatible, match=r"with 2 heads.*2 of 32 with 4"):
-        prefix_of(bases("llama")).check_fit(mha_base.model)
-
-
 def test_too_long_a_text_is_refused(base):
     fits = torch.ones((1, TINY_CONTEXT - LENGTH), dtype=torch.long)
     with attached(base.model, prefix_of(base)), torch.inference_mode():

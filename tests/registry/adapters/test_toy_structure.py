@@ -57,10 +57,6 @@ class ShiftAdapter(AdapterModule):
         self.config, self.sizes = config, (shape.num_layers, shape.hidden_size)
         self.shift = nn.Parameter(torch.empty(self.sizes, device="meta"))
 
-    def check_fit(self, model: nn.Module) -> None:
-        if (model.config.num_hidden_layers, model.config.hidden_size) != self.sizes:
-            raise Incompatible("The shift is for another base model.", param="base_model")
-
     def edits(self, model: nn.Module) -> Iterator[tuple[nn.Module, Edit]]:
         for sites, shift in zip(layer_sites(model), self.shift, strict=True):
             yield sites.ffn, lambda _module, _source, hidden, shift=shift: hidden + self.config.strength * shift
