@@ -8,8 +8,8 @@ quantisation accounts for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from registry.probes.distance import distance
 from registry.probes.scale_fit import fit_scale
@@ -31,14 +31,10 @@ SAME_FACTOR = 1.05
 """Factors up to this one, and down to its inverse, are no wrong scale."""
 
 
-class FurtherProbes(Protocol):
-    """Probes that are read or taken only where a diagnosis needs them."""
-
-    def other_readings(self) -> Mapping[str, Readings]:
-        """The readings of further adapters of the base model, by ref."""
-
-    def at_scales(self) -> AdapterProbe:
-        """The adapter's probe with readings at other scales, if it has a scale."""
+OtherReadings = Callable[[], Mapping[str, Readings]]
+"""Takes the readings of further adapters of the base model, by ref."""
+AtScales = Callable[[], AdapterProbe]
+"""Takes the adapter's probe with readings at other scales, if it has a scale."""
 
 
 class Measured(NamedTuple):
@@ -70,8 +66,15 @@ def effect_of(base: BaseProbe, probe: AdapterProbe) -> float:
     return distance(probe.readings, base.readings)
 
 
-def diagnose(server: ServerReadings, base: BaseProbe, probe: AdapterProbe, further: FurtherProbes) -> Diagnosis:
-    """Diagnose a server's readings of all texts of a probe."""
+def diagnose(
+    server: ServerReadings,
+    base: BaseProbe,
+    probe: AdapterProbe,
+    *,
+    other_readings: OtherReadings,
+    at_scales: AtScales,
+) -> Diagnosis:
+    """Diagnose a server's readings of all texts of a probe; the callables are called only where it needs them."""
     measured = _measure(server, base, probe)
     if measured.error <= EXACT:
         return measured.says("same", _same_sentence(measured))
@@ -79,7 +82,7 @@ def diagnose(server: ServerReadings, base: BaseProbe, probe: AdapterProbe, furth
         _base_problem(measured, base)
         or _without_effect(measured)
         or _base_only(measured, base)
-        or _nearest(measured, base, further)
+        or _nearest(measured, base, other_readings, at_scales)
         or measured.says(
             "broken",
             f"It is neither the adapter nor its base model nor another adapter, at any scale: {measured.error:.3f} "
@@ -146,12 +149,14 @@ class _Hypothesis(NamedTuple):
     diagnosis: Diagnosis
 
 
-def _nearest(measured: Measured, base: BaseProbe, further: FurtherProbes) -> Diagnosis | None:
+def _nearest(
+    measured: Measured, base: BaseProbe, other_readings: OtherReadings, at_scales: AtScales
+) -> Diagnosis | None:
     """The diagnosis of the nearest of the adapter itself, other adapters, and the adapter at another scale."""
     hypotheses = [
         *_as_other_dtype(measured),
-        *_as_other_adapter(measured, further.other_readings()),
-        *_as_scaled(measured, base, further.at_scales()),
+        *_as_other_adapter(measured, other_readings()),
+        *_as_scaled(measured, base, at_scales()),
     ]
     return min(hypotheses, key=lambda hypothesis: hypothesis.error).diagnosis if hypotheses else None
 

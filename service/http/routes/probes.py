@@ -6,13 +6,13 @@ Missing readings are taken when they are needed, and stored. Nothing of a diagno
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import partial
 
 from fastapi import APIRouter
 
 from registry.catalogue.rows import AdapterRow
 from registry.probes.diagnosis import diagnose
-from registry.spec import AdapterProbe, Readings, ServerReadings
+from registry.spec import Readings, ServerReadings
 from service.access.keys import Principal
 from service.http.app_services import AppServices
 from service.http.models.inference_limits import limit_embeddings
@@ -60,7 +60,13 @@ def diagnose_server(ns: str, name: str, body: ServerReadings, services: AppServi
     row = _served_adapter(services, principal, ns, name)
     with limit_embeddings(services):
         base, probe = take_probe(services, row, owner=principal.key_id)
-        diagnosis = diagnose(body, base, probe, _StoredProbes(services, principal, row))
+        diagnosis = diagnose(
+            body,
+            base,
+            probe,
+            other_readings=partial(_other_readings, services, principal, row),
+            at_scales=partial(take_scaled_probe, services, row, owner=principal.key_id),
+        )
     return Diagnosed(adapter=row.ref, **diagnosis.model_dump())
 
 
@@ -71,28 +77,15 @@ def _served_adapter(services: Services, principal: Principal, ns: str, name: str
     return row
 
 
-@dataclass(frozen=True)
-class _StoredProbes:
-    """Further probes for the diagnosis of an adapter, which a key sees."""
-
-    services: Services
-    principal: Principal
-    row: AdapterRow
-
-    def other_readings(self) -> Mapping[str, Readings]:
-        """The readings of other adapters of the base model, by ref: all that have a probe, and versions of the name."""
-        fingerprint, namespaces = self.row.base_fingerprint, self.principal.namespaces
-        database = self.services.registry.database
-        with database.read() as catalogue:
-            versions = catalogue.adapters.live_versions(self.row.namespace, self.row.name, limit=MOST_VERSIONS)
-        for version in versions:
-            if version.base_fingerprint == fingerprint:
-                take_probe(self.services, version, owner=self.principal.key_id)
-        with database.read() as catalogue:
-            return catalogue.probes.readings_of_base(
-                namespaces, fingerprint, without=self.row.digest, limit=MOST_OTHERS
-            )
-
-    def at_scales(self) -> AdapterProbe:
-        """The adapter's probe with readings at other scales."""
-        return take_scaled_probe(self.services, self.row, owner=self.principal.key_id)
+def _other_readings(services: Services, principal: Principal, row: AdapterRow) -> Mapping[str, Readings]:
+    """The readings of other adapters of the base model, by ref: all that have a probe, and versions of the name."""
+    database = services.registry.database
+    with database.read() as catalogue:
+        versions = catalogue.adapters.live_versions(row.namespace, row.name, limit=MOST_VERSIONS)
+    for version in versions:
+        if version.base_fingerprint == row.base_fingerprint:
+            take_probe(services, version, owner=principal.key_id)
+    with database.read() as catalogue:
+        return catalogue.probes.readings_of_base(
+            principal.namespaces, row.base_fingerprint, without=row.digest, limit=MOST_OTHERS
+        )

@@ -71,22 +71,16 @@ def answer(model: np.ndarray, base: np.ndarray | None) -> ServerReadings:
     )
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Further probes that are there already."""
-
-    probe: AdapterProbe
-    by_ref: dict[str, AdapterProbe]
-
-    def other_readings(self) -> dict[str, Readings]:
-        return {ref: probe.readings for ref, probe in self.by_ref.items()}
-
-    def at_scales(self) -> AdapterProbe:
-        return self.probe
+def diagnosed_with(
+    server: ServerReadings, base: BaseProbe, probe: AdapterProbe, **candidates: AdapterProbe
+) -> Diagnosis:
+    """The diagnosis where these other probes are stored."""
+    readings_by_ref = {ref: candidate.readings for ref, candidate in candidates.items()}
+    return diagnose(server, base, probe, other_readings=lambda: readings_by_ref, at_scales=lambda: probe)
 
 
 def diagnosed(toy: Toy, model: np.ndarray, base: np.ndarray | None, **candidates: AdapterProbe) -> Diagnosis:
-    return diagnose(answer(model, base), toy.base, toy.probe, Stored(toy.probe, candidates))
+    return diagnosed_with(answer(model, base), toy.base, toy.probe, **candidates)
 
 
 @given(SEEDS)
@@ -162,14 +156,14 @@ def test_without_the_base_model_the_doubt_is_said() -> None:
 def test_an_adapter_without_a_scale_is_never_scaled_wrong() -> None:
     toy = Toy(0)
     probe = AdapterProbe(readings=toy.probe.readings)
-    assert diagnose(answer(toy.logits(0.5), toy.logits(0)), toy.base, probe, Stored(probe, {})).verdict == "broken"
+    assert diagnosed_with(answer(toy.logits(0.5), toy.logits(0)), toy.base, probe).verdict == "broken"
 
 
 def test_an_adapter_without_effect_is_sound_in_another_dtype() -> None:
     toy = Toy(0)
     probe = AdapterProbe(readings=toy.base.readings)
     rounded = toy.logits(0) + 0.02 * np.random.default_rng(1).normal(0, 1, (PROBE_TEXTS, VOCABULARY))
-    assert diagnose(answer(rounded, rounded), toy.base, probe, Stored(probe, {})).verdict == "other_dtype"
+    assert diagnosed_with(answer(rounded, rounded), toy.base, probe).verdict == "other_dtype"
 
 
 def test_tokens_are_compared_however_a_server_spells_their_leading_space() -> None:
