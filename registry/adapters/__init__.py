@@ -38,7 +38,7 @@ from registry.adapters.masks import add_masks, is_mask
 from registry.adapters.mixture import Constant, Factor, Mixture
 from registry.adapters.prefix import PROMPT, PrefixAdapter, initial_prefix
 from registry.adapters.union import UnionAdapter, UnionMixture, initial_union
-from registry.errors import Incompatible, Internal, InvalidParameter, UnknownMethod
+from registry.errors import Incompatible, InvalidParameter, UnknownMethod
 from registry.spec import AdapterConfig, BaseShape, BottleneckConfig
 from registry.tensor_file import canonical_order
 
@@ -189,13 +189,9 @@ def entry_of(config: AdapterConfig) -> StructureEntry:
 def join_adapters(
     configs: Sequence[AdapterConfig], loaded: Sequence[Tensors], factors: Sequence[Factor]
 ) -> dict[str, Tensor]:
-    """The tensors of adapters of one structure side by side as one, each times its factor.
-
-    Raises Internal for structures that cannot be put side by side (`joinable`).
-    """
+    """The tensors of adapters of one `joinable` structure side by side as one, each times its factor."""
     join = entry_of(configs[0]).join
-    if join is None:
-        raise Internal(f"Adapters of method {configs[0].method!r} were to be put side by side.")
+    assert join is not None
     return join(configs, loaded, factors)
 
 

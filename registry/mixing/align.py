@@ -16,7 +16,6 @@ from torch import Tensor
 
 from registry.adapters import entry_of
 from registry.adapters.weights import scale_output
-from registry.errors import Internal
 from registry.mixing.compat import SoupIngredient, by_digest, layer_reasons, structure_reasons
 from registry.mixing.tensors import add_to, cast_finite
 from registry.spec import AdapterConfig, AlignMixing
@@ -55,8 +54,7 @@ def mix(ingredients: Sequence[SoupIngredient], mixing: AlignMixing) -> dict[str,
     if _is_unchanged(ingredients, mixing):
         return dict(ingredients[0].load())
     align = entry_of(ingredients[0].config).align
-    if align is None:
-        raise Internal(f"Adapters of method {ingredients[0].config.method!r} were to be aligned.")
+    assert align is not None  # see `check`
     ordered = sorted(by_digest(ingredients), key=lambda ingredient: -Decimal(ingredient.weight))
     reference: dict[str, Tensor] | None = None
     total: dict[str, Tensor] = {}

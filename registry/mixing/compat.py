@@ -13,7 +13,6 @@ from operator import attrgetter
 
 from registry.adapters.loadable import LoadableAdapter, Tensors
 from registry.adapters.mixture import Factor, constant_factor
-from registry.errors import Internal
 from registry.spec import Provenance
 
 
@@ -49,9 +48,8 @@ class SoupIngredient(LoadableAdapter):
         return f"{self.ref} is a {self.config.described}"
 
     def load_statistic(self) -> Tensors:
-        """The tensors of its statistic; raises Internal where it has none."""
-        if self.statistic is None:
-            raise Internal(f"{self.ref} was to be mixed by a statistic, and has none.")
+        """The tensors of its statistic, of an ingredient for a mixing method that has a `statistic_kind`."""
+        assert self.statistic is not None
         return self.statistic.load()
 
     def factor(self, scale: float) -> Factor:

@@ -20,7 +20,6 @@ from registry.adapters.loadable import Tensors
 from registry.adapters.lora import LORA_A, PREFIX
 from registry.adapters.mixture import Factor
 from registry.adapters.moments import matrix_size, unpacked
-from registry.errors import Internal
 from registry.mixing import concat
 from registry.mixing.compat import SoupIngredient, by_digest, statistic_reasons
 from registry.mixing.tensors import cast_finite
@@ -77,8 +76,7 @@ def mix(ingredients: Sequence[SoupIngredient], mixing: RecompressMixing) -> dict
         return concat.mix(ingredients, mixing)
     wide = concat.joined(ingredients, joined)
     narrow = entry_of(wide).narrow
-    if narrow is None:
-        raise Internal(f"Adapters of method {wide.method!r} were to be made narrower.")
+    assert narrow is not None  # see `check`
     exact = concat.side_by_side(ingredients, mixing.scale)
     moments = None
     if mixing.by_inputs:

@@ -18,7 +18,7 @@ from registry.adapters import entry_of, expected_tensors
 from registry.adapters.initial import INITS, Shapes
 from registry.adapters.loadable import Tensors
 from registry.adapters.weights import DTYPES, init_hash
-from registry.errors import Incompatible, Internal
+from registry.errors import Incompatible
 from registry.mixing import average, concat, entrywise
 from registry.mixing.compat import SoupIngredient, by_digest, layer_reasons, listed, not_joinable_reasons
 from registry.mixing.tensors import add_to, cast_finite
@@ -109,8 +109,8 @@ def mix(ingredients: Sequence[SoupIngredient], mixing: TaskArithmeticMixing) -> 
 
 def _start(config: AdapterConfig, shapes: Shapes, mixing: TaskArithmeticMixing) -> dict[str, Tensor]:
     """The fp32 tensors that adapters of `config` started from."""
-    if mixing.init is None or mixing.init_seed is None:
-        raise Internal("A start was to be drawn, and the recipe does not say which.")
+    assert mixing.init is not None  # see `resolved`
+    assert mixing.init_seed is not None
     drawn = entry_of(config).initial(config, shapes, seed=mixing.init_seed, init=mixing.init, base=None)
     return {name: tensor.to(torch.float32) for name, tensor in drawn.items()}
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from registry.adapters import create
 from registry.adapters.lora import LORA_A, LORA_B
 from registry.adapters.moments import measured_weights, packed, unpacked
-from registry.errors import Incompatible, Internal, InvalidRecipe
+from registry.errors import Incompatible, InvalidRecipe
 from registry.mixing import MIXINGS, average
 from registry.mixing.auto import within_width
 from registry.mixing.compat import SoupIngredient, Statistic
@@ -394,12 +394,6 @@ def test_regmean_of_loras_is_the_formula_on_their_updates(scale: str) -> None:
         assert np.allclose(update(config, soup, path), expected, rtol=1e-4, atol=1e-3), path
     assert "max_width is 5" in method.too_wide(ingredients, mixing, 5)[0]
     assert method.too_wide(measured([PLAIN] * 2, [1, 1], "inputs"), mixing, 1) == []
-
-
-def test_without_a_statistic_nothing_is_mixed() -> None:
-    for mixing in (FisherMixing(), RegMeanMixing()):
-        with pytest.raises(Internal, match="was to be mixed by a statistic"):
-            mixed_by(weighted([PLAIN] * 2, [1, 1], provenance=INIT), mixing)
 
 
 # --- recompress by inputs -------------------------------------------------------------------------
