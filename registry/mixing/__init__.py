@@ -31,8 +31,8 @@ class MixingMethod:
     """The functions of one mixing method, each of which takes the ingredients and the method's member of `Mixing`.
 
     - `check` lists every reason against mixing the ingredients.
-    - `result` is the soup's configuration.
     - `mix` reads the ingredients and computes the soup's tensors.
+    - `result` is the soup's configuration, by default that of the first ingredient.
     - `too_wide` lists reasons against the number of ingredients or a soup wider than `max_width`; the lowest-ranked
       ingredients are dropped until it is empty. Further ingredients never make it empty.
     - `resolved` is the mixing as the recipe stores it, with defaults filled in.
@@ -43,8 +43,8 @@ class MixingMethod:
     """
 
     check: Callable[[Sequence[SoupIngredient], Any], list[str]]
-    result: Callable[[Sequence[SoupIngredient], Any], AdapterConfig]
     mix: Callable[[Sequence[SoupIngredient], Any], dict[str, Tensor]]
+    result: Callable[[Sequence[SoupIngredient], Any], AdapterConfig] = lambda ingredients, _: ingredients[0].config
     too_wide: Callable[[Sequence[SoupIngredient], Any, int], list[str]] = lambda _ingredients, _mixing, _max_width: []
     by_site: bool = False
     by_lapack: bool = False
@@ -54,38 +54,38 @@ class MixingMethod:
 
 
 MIXINGS = {
-    "average": MixingMethod(average.check, average.result, average.mix, init_advice=True),
-    "concat": MixingMethod(concat.check, concat.result, concat.mix, too_wide=concat.too_wide),
+    "average": MixingMethod(average.check, average.mix, average.result, init_advice=True),
+    "concat": MixingMethod(concat.check, concat.mix, concat.result, too_wide=concat.too_wide),
     "recompress": MixingMethod(
         recompress.check,
-        recompress.result,
         recompress.mix,
+        recompress.result,
         too_wide=recompress.too_wide,
         by_site=True,
         by_lapack=True,
         statistic_kind=recompress.statistic_kind,
     ),
-    "align": MixingMethod(align.check, align.result, align.mix, by_lapack=True),
-    "ties": MixingMethod(entrywise.check, entrywise.result, ties.mix, init_advice=True),
-    "dare": MixingMethod(entrywise.check, entrywise.result, dare.mix, init_advice=True),
-    "slerp": MixingMethod(entrywise.check, entrywise.result, slerp.mix, too_wide=slerp.too_many, init_advice=True),
+    "align": MixingMethod(align.check, align.mix, align.result, by_lapack=True),
+    "ties": MixingMethod(entrywise.check, ties.mix, init_advice=True),
+    "dare": MixingMethod(entrywise.check, dare.mix, init_advice=True),
+    "slerp": MixingMethod(entrywise.check, slerp.mix, too_wide=slerp.too_many, init_advice=True),
     "task_arithmetic": MixingMethod(
         task_arithmetic.check,
-        task_arithmetic.result,
         task_arithmetic.mix,
+        task_arithmetic.result,
         too_wide=task_arithmetic.too_wide,
         resolved=task_arithmetic.resolved,
     ),
-    "fisher": MixingMethod(fisher.check, entrywise.result, fisher.mix, statistic_kind=lambda _: "fisher"),
+    "fisher": MixingMethod(fisher.check, fisher.mix, statistic_kind=lambda _: "fisher"),
     "regmean": MixingMethod(
         regmean.check,
-        regmean.result,
         regmean.mix,
+        regmean.result,
         too_wide=regmean.too_wide,
         by_lapack=True,
         statistic_kind=lambda _: "inputs",
     ),
-    "merge": MixingMethod(merge.check, merge.result, merge.mix),
+    "merge": MixingMethod(merge.check, merge.mix, merge.result),
 }
 """The mixing methods by the `method` of a `Mixing`.
 

@@ -23,7 +23,6 @@ from registry.mixing.compat import (
     structure_reasons,
 )
 from registry.spec import (
-    AdapterConfig,
     AverageMixing,
     DareMixing,
     FisherMixing,
@@ -56,11 +55,6 @@ def check(
         reasons.append(f"{without[0].described}, which has no projections to mix.")
     reasons += average_reasons(ingredients, mixing.scale) + layer_reasons(ingredients)
     return reasons if mixing.assume_same_init else reasons + init_reasons(ingredients)
-
-
-def result(ingredients: Sequence[SoupIngredient], _mixing: Entrywise) -> AdapterConfig:
-    """The soup's structure: that of each ingredient."""
-    return ingredients[0].config
 
 
 def mix_entries(ingredients: Sequence[SoupIngredient], mixing: Entrywise, rule: Rule) -> dict[str, Tensor]:
