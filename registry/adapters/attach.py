@@ -65,7 +65,7 @@ class AdapterModule(nn.Module, ABC):
         return iter(())
 
 
-def _edit_output(edit: Edit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+def edit_output(edit: Edit, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
     """A forward hook, given `edit`, that edits a module's output, or the first item of its output tuple."""
     source = args[0] if args else next(iter(kwargs.values()))
     if isinstance(output, tuple):
@@ -98,7 +98,7 @@ def attached(model: nn.Module, adapter: AdapterModule) -> Iterator[None]:
         for module, input_edit in adapter.inputs(model):
             handles.append(module.register_forward_pre_hook(partial(_edit_input, input_edit), with_kwargs=True))
         for module, edit in adapter.edits(model):
-            handles.append(module.register_forward_hook(partial(_edit_output, edit), with_kwargs=True))
+            handles.append(module.register_forward_hook(partial(edit_output, edit), with_kwargs=True))
         yield
     finally:
         for handle in handles:

@@ -15,12 +15,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from registry.adapters.attach import AdapterModule, Edit
+from registry.adapters.attach import AdapterModule, Edit, edit_output
 from registry.adapters.stacked import Stack, form_of, spare_capacity
 
 FEW = 32
@@ -103,7 +104,7 @@ class BatchedAdapters:
         """Hook the modules that an adapter edits, once."""
         for target, _ in adapter.edits:
             if target not in self._hooked:
-                target.register_forward_hook(self._hook, with_kwargs=True)
+                target.register_forward_hook(partial(edit_output, self.edit), with_kwargs=True)
                 self._hooked.add(target)
 
     def edits_output_layer(self, adapter: ReadyAdapter) -> bool:
@@ -222,12 +223,6 @@ class BatchedAdapters:
             return hidden
         edited = _edited(module, source.reshape(-1, source.shape[-1]), hidden.reshape(-1, hidden.shape[-1]), edits)
         return edited.view(hidden.shape)
-
-    def _hook(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        source: Tensor = args[0] if args else next(iter(kwargs.values()))
-        if isinstance(output, tuple):
-            return (self.edit(module, source, output[0]), *output[1:])
-        return self.edit(module, source, output)
 
 
 def _by_module(edits: Sequence[_Edit]) -> _Plan:
