@@ -16,7 +16,6 @@ from registry.adapters import attached, create, expected_tensors, from_tensors
 from registry.adapters.experts import BankAdapter, Routes, mean_of, merge_bank
 from registry.adapters.head import head_module
 from registry.adapters.weights import init_hash
-from registry.errors import Internal
 from registry.spec import (
     BankConfig,
     BaseShape,
@@ -263,12 +262,3 @@ def test_a_route_ends_with_its_context_whatever_happens(base):
             with bank.routed(bank.draw(avoiding=routes)):
                 assert not torch.equal(logits(model), outer)
             assert torch.equal(logits(model), outer)
-
-
-@pytest.mark.parametrize(
-    "change", [lambda r: {}, lambda r: {**r, "x": 0}, lambda r: dict.fromkeys(r, 4), lambda r: dict.fromkeys(r, -1)]
-)
-def test_routes_of_another_bank_are_refused(change):
-    bank = bank_of(bank_config(bottleneck("pfeiffer")), SHAPE)
-    with pytest.raises(Internal), bank.routed(change(bank.draw())):
-        pass
