@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from registry.errors import Unavailable
+from registry.files import replace_file
 from registry.names import canonical_json, digest_of, sha256_digest
 from registry.spec import BaseEntry
 
@@ -44,11 +45,14 @@ def fingerprint(folder: Path, *, cache_dir: Path | None = None) -> str:
     if cache_dir is None:
         return _compute(folder, files[2:])
     cache_file = cache_dir / f"fingerprint-{key.removeprefix('sha256:')[:32]}.json"
-    cached = _read_cache(cache_file, key)
+    cached = _read_cache(cache_file)
     if cached is not None:
         return cached
     computed = _compute(folder, files[2:])
-    _write_cache(cache_file, key, computed)
+    with suppress(OSError):  # a cache that cannot be written costs time only
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        temporary = cache_file.with_suffix(f".{os.getpid()}.tmp")
+        replace_file(cache_file, json.dumps({"fingerprint": computed}).encode(), temporary=temporary)
     return computed
 
 
@@ -89,25 +93,12 @@ def _compute(folder: Path, weights: list[Path]) -> str:
     return "sha256:" + digest.hexdigest()
 
 
-def _read_cache(file: Path, key: str) -> str | None:
+def _read_cache(file: Path) -> str | None:
     """The cached fingerprint; a missing or damaged file is no cache."""
     try:
-        cached = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return str(json.loads(file.read_text(encoding="utf-8"))["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
-    return str(cached["fingerprint"]) if isinstance(cached, dict) and cached.get("key") == key else None
-
-
-def _write_cache(file: Path, key: str, fingerprint: str) -> None:
-    """Write whole or not at all; a cache that cannot be written costs time only."""
-    temporary = file.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"key": key, "fingerprint": fingerprint}), encoding="utf-8")
-        temporary.replace(file)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def check_fingerprint(entry: BaseEntry, fingerprint: str, *, expected: str) -> None:

@@ -376,7 +376,7 @@ def test_cache_is_used_until_size_or_time_of_a_file_changes(folder, tmp_path, mo
     assert not list(cache.glob("*.tmp"))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"key": "other", "fingerprint": "sha256:0"}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b'{"digest": "sha256:0"}'])
 def test_a_damaged_cache_is_no_cache(folder, tmp_path, content):
     first = fingerprint(folder, cache_dir=tmp_path / "cache")
     (file,) = (tmp_path / "cache").iterdir()
