@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from registry.encoders.contract import Embedded, EmbeddedText, draw
-from registry.errors import Internal, InvalidSample
+from registry.errors import InvalidSample
 from registry.names import digest_of
 from registry.progress import Progress, silent
 from registry.spec import EncoderName, Unit
@@ -67,7 +67,7 @@ class BaseModelEncoder:
             alive = partial(report, start, len(source), "embedding passages with the base model")
             alive()
             chunk = [texts[i] for i in source[start : start + CHUNK]]
-            rows.extend(self._checked(self._embed(chunk, scored=scored, alive=alive), len(chunk)))
+            rows.extend(self._embed(chunk, scored=scored, alive=alive))
         report(len(source), len(source), "embedded with the base model")
         nll = [row.nll for row in rows if row.nll is not None]
         scored = len(nll) == len(rows)  # an encoder has none, nor a causal base without `scored`
@@ -79,11 +79,3 @@ class BaseModelEncoder:
             nll=np.array(nll, dtype=np.float64) if scored else None,
             tokens=np.array([row.tokens for row in rows], dtype=np.int64) if scored else None,
         )
-
-    def _checked(self, rows: Sequence[EmbeddedText], count: int) -> Sequence[EmbeddedText]:
-        if len(rows) != count:
-            raise Internal(f"The base model answered {len(rows)} vectors for {count} passages.")
-        for row in rows:
-            if row.vector.shape != (self.dimensions,) or not np.isfinite(row.vector).all():
-                raise Internal(f"The base model answered a vector that is not {self.dimensions} finite numbers.")
-        return rows

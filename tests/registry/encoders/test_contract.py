@@ -21,7 +21,7 @@ from registry.encoders import BaseModelEncoder, CachedEncoder, Encoder, Sentence
 from registry.encoders.contract import CHARACTERS, Embedded, EmbeddedText, beginning
 from registry.encoders.sbert import MAX_PIECES
 from registry.encoders.sentences import split_sentences
-from registry.errors import Cancelled, Internal, InvalidSample, Unavailable
+from registry.errors import Cancelled, InvalidSample, Unavailable
 from registry.recent import Recent
 
 FINGERPRINT = "sha256:" + "a" * 64
@@ -146,19 +146,6 @@ def test_whoever_runs_it_is_told_whether_losses_are_wanted(scored: bool) -> None
 
     BaseModelEncoder(FINGERPRINT, 4, embed).encode(TEXTS, scored=scored)
     assert scored_options == [scored]
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [],
-        [EmbeddedText(np.ones(3, np.float32), 1.0, 1, False)],
-        [EmbeddedText(np.array([1, 2, 3, np.nan], np.float32), 1.0, 1, False)],
-    ],
-)
-def test_a_model_that_answers_nonsense_is_our_fault(rows: list[EmbeddedText]) -> None:
-    with pytest.raises(Internal):
-        BaseModelEncoder(FINGERPRINT, 4, lambda texts, **_options: rows).encode(["a"])
 
 
 # --- sentence bert --------------------------------------------------------------------------------
