@@ -25,14 +25,13 @@ def report(
     there is nothing to score or the two do not match.
     """
     nll, tokens = _columns(scores)
+    standard_error = ratio_standard_error(nll, tokens, seed=seed)
     total = int(tokens.sum())
-    if total == 0:
-        raise InvalidParameter("The texts hold no token to score.", param="texts")
     mean = float(nll.sum() / total)
     return PerplexityReport(
         perplexity=_exp(mean),
         mean_nll=mean,
-        standard_error=ratio_standard_error(nll, tokens, seed=seed),
+        standard_error=standard_error,
         bits_per_byte=float(nll.sum()) / math.log(2) / sum(score.bytes for score in scores),
         tokens=total,
         texts=tuple(scores),
