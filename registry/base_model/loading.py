@@ -16,7 +16,6 @@ import httpx2
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import XetDownloadError
-from safetensors import SafetensorError, safe_open
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from registry.base_model.architecture import (
@@ -29,7 +28,7 @@ from registry.base_model.architecture import (
 from registry.base_model.build_lock import BUILDING, quiet
 from registry.base_model.chat_template import generation_ends, turn_end, use_template
 from registry.base_model.checks import check_loaded
-from registry.base_model.fingerprint import CONFIG, TOKENIZER, check_unchanged, fingerprint, weight_files
+from registry.base_model.fingerprint import CONFIG, TOKENIZER, check_unchanged, fingerprint
 from registry.base_model.likelihood import without_bos
 from registry.errors import InvalidParameter, SoupError, Unavailable
 from registry.spec import BaseEntry, BaseKind, BaseShape, Passage, full_text
@@ -256,16 +255,9 @@ def weight_bytes(entry: BaseEntry, *, untie_output: bool = False) -> int:
     """Bytes that the weights take in memory in the entry's dtype, without loading them.
 
     Masks in the files, heads that are not loaded and tied embeddings stored twice take none. With `untie_output` an
-    output layer that is tied to the embedding counts by itself. Raises Unavailable where files are missing or not
-    safetensors.
+    output layer that is tied to the embedding counts by itself. Raises Unavailable where the configuration cannot be
+    used.
     """
-    folder = source_folder(entry)
-    for file in weight_files(folder):
-        try:
-            with safe_open(file, framework="pt"):
-                pass
-        except (OSError, SafetensorError) as problem:
-            raise Unavailable(f"Base model {entry.id!r}: {file.name} cannot be read as safetensors.") from problem
-    config = usable_config(folder, entry)
+    config = usable_config(source_folder(entry), entry)
     count = count_parameters(config, entry.id, entry.kind, untie_output=untie_output)
     return _DTYPES[entry.dtype].itemsize * count
