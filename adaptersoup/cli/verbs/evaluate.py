@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,10 +18,6 @@ from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.tables import fields
 from registry.errors import NotFound
 from training.spec import TaskKey
-
-if TYPE_CHECKING:
-    from plots.style import Plot
-    from registry.spec import BaseEntry
 
 
 @dataclass(frozen=True)
@@ -67,29 +63,22 @@ def evaluate(
     """
     if not items.is_file():
         raise NotFound(f"{items} is not a file: --data names JSON lines of the task.", param="data")
-    name, figures = _figures(folder, items, base.entry(), options)
-    table = fields([(figure.replace("_", " "), f"{value:.6g}") for figure, value in figures.items()])
-    value = {"object": "evaluation", "path": str(folder), "task": name, "figures": figures}
-    answer(value, table, json=as_json, note=f"{name} on {items}")
-    save_plot(plot, lambda: _drawn(f"{folder.resolve().name}: {name}", figures))
-
-
-def _drawn(title: str, figures: dict[str, Any]) -> Plot:
-    from plots.results import evaluation_plot
-
-    return evaluation_plot(title, figures)
-
-
-def _figures(path: Path, items: Path, entry: BaseEntry, options: EvaluationFlags) -> tuple[str, dict[str, Any]]:
-    """The task's name and its figures."""
+    entry = base.entry()
     from registry.base_model import load_base
     from registry.formats import read_directory
     from training.data import read_lines
     from training.evaluate import adapter_of, evaluate_task, task_of
 
-    folder = read_directory(path)
-    task = task_of(folder, options.task)
+    directory = read_directory(folder)
+    task = task_of(directory, options.task)
     examples = task.items(read_lines(items), where=str(items))
     loaded = load_base(entry)
-    adapter = adapter_of(folder, loaded)
-    return task.name, evaluate_task(loaded, adapter, task, examples, block=options.block, batch=options.batch)
+    adapter = adapter_of(directory, loaded)
+    figures = evaluate_task(loaded, adapter, task, examples, block=options.block, batch=options.batch)
+    table = fields([(figure.replace("_", " "), f"{value:.6g}") for figure, value in figures.items()])
+    value = {"object": "evaluation", "path": str(folder), "task": task.name, "figures": figures}
+    answer(value, table, json=as_json, note=f"{task.name} on {items}")
+    if plot is not None:
+        from plots.results import evaluation_plot
+
+        save_plot(plot, lambda: evaluation_plot(f"{folder.resolve().name}: {task.name}", figures))
