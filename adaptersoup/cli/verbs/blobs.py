@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,9 +15,6 @@ from adaptersoup.cli.stored_blobs import open_storage, print_blobs
 from registry.errors import InvalidParameter
 from service.settings import Settings
 from service.settings.places import BUCKET, NO_BUCKET
-
-if TYPE_CHECKING:
-    from service.operations.blob_copy import Copied
 
 app = Verbs(help="Copy the blobs into another store.", no_args_is_help=True)
 
@@ -47,20 +44,17 @@ def copy(
     """
     if BUCKET.fullmatch(url) is None:
         raise InvalidParameter(f"The argument is not the URL of a bucket: {NO_BUCKET}.", param="url")
-    copied = _copy(settings_of(Settings, **asdict(storage)), url)
+    settings = settings_of(Settings, **asdict(storage))
+    if settings.blobs_url is not None and settings.blobs_url.rstrip("/") == url.rstrip("/"):
+        raise InvalidParameter("The blobs are in this bucket already (SOUP_BLOBS_URL).", param="url")
+    from registry.blobs import open_blobs
+    from service.operations.blob_copy import copy_store
+
+    place = settings.model_copy(update={"blobs": None, "blobs_url": url}).blob_place
+    no_cache = {"cache": place.folder / "copying", "cache_bytes": 0}  # leaves the server's cache unchanged
+    with open_storage(settings) as (database, source), progress_bar("copying blobs") as progress:
+        copied = copy_store(database, source, open_blobs(place.model_copy(update=no_cache)), progress=progress)
     value = {"object": "copy", "blobs": copied.blobs, "new": copied.new, "removed": copied.removed}
     left_out = f"{len(copied.unsound)} left out (missing or damaged)"
     note = f"{url}: {copied.blobs} blobs, {copied.new} of them new, {left_out}; {copied.removed} removed."
     print_blobs(value, copied.unsound, json=json, note=note)
-
-
-def _copy(settings: Settings, url: str) -> Copied:
-    from registry.blobs import open_blobs
-    from service.operations.blob_copy import copy_store
-
-    if settings.blobs_url is not None and settings.blobs_url.rstrip("/") == url.rstrip("/"):
-        raise InvalidParameter("The blobs are in this bucket already (SOUP_BLOBS_URL).", param="url")
-    place = settings.model_copy(update={"blobs": None, "blobs_url": url}).blob_place
-    no_cache = {"cache": place.folder / "copying", "cache_bytes": 0}  # leaves the server's cache unchanged
-    with open_storage(settings) as (database, source), progress_bar("copying blobs") as progress:
-        return copy_store(database, source, open_blobs(place.model_copy(update=no_cache)), progress=progress)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,10 +13,6 @@ from adaptersoup.cli.output import answer, progress_bar
 from adaptersoup.cli.setting_flags import StorageFlags, settings_of
 from adaptersoup.cli.stored_blobs import open_storage, print_blobs
 from service.settings import Settings
-
-if TYPE_CHECKING:
-    from service.operations.backup import BackedUp
-    from service.operations.blob_hashes import Checked
 
 
 @command
@@ -39,21 +35,18 @@ def backup(
       soup backup /backups/soup --data /srv/soup --with-admin-key
       SOUP_DATABASE_URL=postgresql+psycopg://soup@db/soup soup backup /backups/soup
     """
-    backed_up = _back_up(settings_of(Settings, **asdict(storage)), folder, with_admin_key=with_admin_key)
+    from service.operations.backup import back_up
+
+    settings = settings_of(Settings, **asdict(storage))
+    key = settings.admin_key_path if with_admin_key else None
+    with open_storage(settings) as (database, blobs), progress_bar("backing up") as progress:
+        backed_up = back_up(database, blobs, folder, admin_key=key, progress=progress)
     manifest = backed_up.manifest
     note = (
         f"{folder}: the database at revision {manifest.revision}, {manifest.blobs} blobs of {manifest.bytes} bytes, "
         f"{backed_up.new} of them new, {len(backed_up.unsound)} left out (missing or damaged)."
     )
     print_blobs({**manifest.model_dump(mode="json"), "new": backed_up.new}, backed_up.unsound, json=json, note=note)
-
-
-def _back_up(settings: Settings, folder: Path, *, with_admin_key: bool) -> BackedUp:
-    from service.operations.backup import back_up
-
-    key = settings.admin_key_path if with_admin_key else None
-    with open_storage(settings) as (database, blobs), progress_bar("backing up") as progress:
-        return back_up(database, blobs, folder, admin_key=key, progress=progress)
 
 
 @command
@@ -115,18 +108,15 @@ def check(
       soup check --all --rate 200000000
       soup check --all --data /srv/soup --json
     """
-    checked = _check(settings_of(Settings, **asdict(storage)), whole=whole, rate=rate)
+    from service.operations.blob_hashes import Pace, check_hashes
+    from service.operations.storage import check_serves
+
+    settings = settings_of(Settings, **asdict(storage))
+    with open_storage(settings) as (database, blobs), progress_bar("checking blobs") as progress:
+        check_serves(database)
+        checked = check_hashes(database, blobs, whole=whole, pace=Pace(rate), progress=progress)
     counts = {problem: checked.count(problem) for problem in ("missing", "damaged", "unreadable")}
     problems = ", ".join(f"{count} {problem}" for problem, count in counts.items())
     value = {"object": "check", "blobs": checked.blobs, "bytes": checked.bytes, **counts}
     note = f"{checked.blobs} blobs, {checked.bytes} bytes read: {problems}."
     print_blobs(value, checked.unsound, json=json, note=note)
-
-
-def _check(settings: Settings, *, whole: bool, rate: int) -> Checked:
-    from service.operations import storage
-    from service.operations.blob_hashes import Pace, check_hashes
-
-    with open_storage(settings) as (database, blobs), progress_bar("checking blobs") as progress:
-        storage.check_serves(database)
-        return check_hashes(database, blobs, whole=whole, pace=Pace(rate), progress=progress)
