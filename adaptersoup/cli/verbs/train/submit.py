@@ -6,7 +6,7 @@ import gzip
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -72,12 +72,14 @@ def submit(
       soup train submit --texts law.jsonl --valid law-valid.jsonl --name team/law --base small --steps 500
       soup train submit --texts law.jsonl --name team/law --base small --adamix 4 --no-wait
     """
-    job = remote.client.train(_request(remote.client, material, spec_of(flags), sample), wait=False)
-    if not wait:
-        _print(remote, job, str(job["id"]))
-        return
-    result = remote.follow("training", job)
-    _print(remote, result, str(result["adapter"]))
+    result = remote.client.train(_request(remote.client, material, spec_of(flags), sample), wait=False)
+    line = str(result["id"])
+    if wait:
+        result = remote.follow("training", result)
+        line = str(result["adapter"])
+    for warning in result.get("warnings") or ():
+        talk(warning)
+    remote.answer(result, line)
 
 
 def _request(client: SoupClient, material: Material, spec: TrainingSpec, sample: int) -> TrainingRequest:
@@ -99,12 +101,6 @@ def _request(client: SoupClient, material: Material, spec: TrainingSpec, sample:
         )
     except ValidationError as error:
         raise usage_error(error, _NAMES) from None
-
-
-def _print(remote: Remote, answer: dict[str, Any], line: str) -> None:
-    for warning in answer.get("warnings") or ():
-        talk(warning)
-    remote.answer(answer, line)
 
 
 def _uploaded(client: SoupClient, path: Path) -> str:
