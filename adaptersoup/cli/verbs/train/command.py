@@ -27,7 +27,6 @@ from training.request import TrainingRun
 from training.spec import SAMPLE, SAVE_SECONDS
 
 if TYPE_CHECKING:
-    from plots.style import Plot
     from registry.spec import BaseEntry
     from training.trainer import Trained
 
@@ -112,13 +111,10 @@ def train(
     print_record(trained)
     value = {"object": "folder", "path": str(run.out), **trained.provenance.model_dump(mode="json")}
     answer(value, str(run.out), json=as_json)
-    save_plot(plot, lambda: _drawn(run.domain, trained))
+    if plot is not None:
+        from plots.results import training_plot
 
-
-def _drawn(domain: str, trained: Trained) -> Plot:
-    from plots.results import training_plot
-
-    return training_plot(f"Training on {domain}", trained.record)
+        save_plot(plot, lambda: training_plot(f"Training on {run.domain}", trained.record))
 
 
 def _run(material: Material, flags: ParsedFlags, checkpoints: CheckpointFlags, *, replace: bool) -> TrainingRun:
