@@ -63,16 +63,12 @@ class Table:
         """Report the final state of a cell; its last message stays."""
         self._rows[name][0] = state
 
-    def lines(self) -> list[tuple[str, ...]]:
-        """Rows of cell, state, step and message, in the order of the grid."""
-        return [(name, *row) for name, row in self._rows.items()]
-
     def __rich__(self) -> Any:
         table = RichTable(box=None, pad_edge=False)
         for header in ("ADAPTER", "STATE", "STEP", ""):
             table.add_column(header, justify="right" if header == "STEP" else "left", no_wrap=True)
-        for line in self.lines():
-            table.add_row(*map(Text, line))
+        for name, row in self._rows.items():
+            table.add_row(*map(Text, (name, *row)))
         return table
 
 
