@@ -10,7 +10,7 @@ import csv
 import io
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from pydantic import TypeAdapter, ValidationError
@@ -22,9 +22,6 @@ from adaptersoup.client.samples import read_text
 from registry.errors import InvalidManifest, SoupError
 from registry.names import split_name
 from registry.spec import BaseId, Card, Domain, Owner
-
-if TYPE_CHECKING:
-    from _csv import Reader
 
 Row = Mapping[str, str]
 _TYPES: dict[str, TypeAdapter[str]] = {
@@ -74,15 +71,12 @@ def _rows(file: Path) -> Iterator[tuple[int, Row]]:
     """The line number and the cells by column of each row; raises InvalidManifest for invalid CSV or columns."""
     reader = csv.reader(io.StringIO(read_text(file), newline=""), strict=True)
     try:
-        yield from _read(file, reader)
+        lines = [(reader.line_num, [cell.strip() for cell in cells]) for cells in reader]
     except csv.Error as error:
         raise InvalidManifest(
             f"{file}, line {reader.line_num}: {error}; is a quote left open before?", param="manifest"
         ) from None
-
-
-def _read(file: Path, reader: Reader) -> Iterator[tuple[int, Row]]:
-    header = [name.strip() for name in next(reader, [])]
+    header = lines[0][1] if lines else []
     unknown = [repr(name) for name in header if name not in COLUMNS]
     twice = sorted({name for name in header if header.count(name) > 1})
     if unknown or twice or "path" not in header:
@@ -90,15 +84,15 @@ def _read(file: Path, reader: Reader) -> Iterator[tuple[int, Row]]:
             f"has {', '.join(unknown)}" if unknown else f"has {twice[0]!r} twice" if twice else "has no column 'path'"
         )
         raise InvalidManifest(f"{file} {problem}; columns are {', '.join(COLUMNS)}.", param="manifest")
-    for cells in reader:
-        if any(cell.strip() for cell in cells):
+    for number, cells in lines[1:]:
+        if any(cells):
             if len(cells) > len(header):
                 raise InvalidManifest(
-                    f"{file}, line {reader.line_num}: {len(cells)} cells under {len(header)} columns; put quotes "
+                    f"{file}, line {number}: {len(cells)} cells under {len(header)} columns; put quotes "
                     "around a cell that holds commas.",
                     param="manifest",
                 )
-            yield reader.line_num, dict(zip(header, map(str.strip, cells), strict=False))
+            yield number, dict(zip(header, cells, strict=False))
 
 
 def _source(row: Row, parent: Path, namespace: str, additions: Additions) -> Source:
