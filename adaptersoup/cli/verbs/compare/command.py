@@ -15,11 +15,12 @@ from adaptersoup.cli.output import as_json, data, progress_bar, talk, write
 from adaptersoup.cli.plot_flag import PlotOption, save_plot
 from adaptersoup.cli.remote import SAMPLE_FORMS, Remote, verb
 from adaptersoup.cli.selection_flags import POOL, SELECTION, pool_of
-from adaptersoup.cli.verbs.compare.cooking import Steps, compare_draw, temporary_soups
+from adaptersoup.cli.verbs.compare.cooking import compare_draw, temporary_soups
 from adaptersoup.cli.verbs.compare.domains import Draw, draws_of
 from adaptersoup.cli.verbs.compare.report import csv_text, markdown, strategies_plot_of, summary, table
 from adaptersoup.cli.verbs.compare.strategies import STRATEGIES, strategies_of
 from registry.errors import SoupError
+from registry.progress import Steps
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,8 @@ def _compare(
     comparisons: list[dict[str, Any]] = []
     errors: list[tuple[str, SoupError]] = []
     with temporary_soups(remote.client, keep=keep) as soups, progress_bar("comparing") as report:
-        soups.progress = report
-        steps_a_draw = 2 * len(strategies) + 1
-        for number, draw in enumerate(draws):
-            steps = Steps(report, done=number * steps_a_draw, total=len(draws) * steps_a_draw)
+        steps = Steps(report, total=len(draws) * (2 * len(strategies) + 1))
+        for draw in draws:
             try:
                 comparison, failed = compare_draw(soups, draw, pool, strategies, steps)
             except SoupError as error:  # nothing could be cooked for this draw

@@ -18,24 +18,10 @@ from adaptersoup.cli.verbs.compare.strategies import Strategy
 from adaptersoup.client import SoupClient
 from registry.errors import SoupError
 from registry.names import temporary_name
-from registry.progress import Progress, silent
+from registry.progress import Steps
 from registry.spec import CookRequest, PoolRequest
 
 Json = dict[str, Any]
-
-
-@dataclass
-class Steps:
-    """The progress of a comparison, counted in steps."""
-
-    report: Progress
-    done: int
-    total: int
-
-    def begin(self, message: str) -> None:
-        """Report the step that begins."""
-        self.report(self.done, self.total, message)
-        self.done += 1
 
 
 @dataclass
@@ -43,16 +29,20 @@ class TemporarySoups:
     """Cooks soups, and retires them with `retire`."""
 
     client: SoupClient
-    progress: Progress = silent
-    """Called while no sample of the pool is embedded yet."""
     names: list[str] = field(default_factory=list)
     """Names that cooks were given. A soup has one only if the comparison has made it."""
 
-    def cook(self, request: CookRequest) -> Json | SoupError:
-        """The server's answer to a cook, or its error; cancels the job if the wait is interrupted."""
+    def cook(self, request: CookRequest, steps: Steps) -> Json | SoupError:
+        """The server's answer to a cook, or its error; cancels the job if the wait is interrupted.
+
+        `steps` gets a note while no sample of the pool is embedded yet.
+        """
         self.names.append(temporary_name())
         try:
-            answer = self.client.begin_cook(request.model_copy(update={"name": self.names[-1]}), progress=self.progress)
+            answer = self.client.begin_cook(
+                request.model_copy(update={"name": self.names[-1]}),
+                progress=lambda _done, _total, message: steps.note(message),
+            )
             return self._result_of(answer) if answer["object"] == "job" else answer
         except SoupError as error:
             return error
@@ -101,15 +91,17 @@ def compare_draw(
     sample = soups.client.sample(draw.sample)
     cooked: list[Json | SoupError] = []
     for strategy in strategies:
-        steps.begin(f"{draw.title}: cooking: {strategy.name}")
-        cooked.append(soups.cook(strategy.request(sample, pool)))
+        steps.note(f"{draw.title}: cooking: {strategy.name}")
+        cooked.append(soups.cook(strategy.request(sample, pool), steps))
+        steps.step(f"{draw.title}: cooked: {strategy.name}")
     base = _base_of(soups.client, cooked, pool)
-    steps.begin(f"{draw.title}: scoring the base")
+    steps.note(f"{draw.title}: scoring the base")
     scores = {base: soups.client.perplexity(base, draw.test)}
+    steps.step(f"{draw.title}: scored the base")
     rows: list[Json] = [_row("base", {"model": base, "abstained": False}, scores[base])]
     errors: list[SoupError] = []
     for strategy, answer in zip(strategies, cooked, strict=True):
-        steps.begin(f"{draw.title}: scoring: {strategy.name}")
+        steps.note(f"{draw.title}: scoring: {strategy.name}")
         try:
             if isinstance(answer, SoupError):
                 raise answer
@@ -121,6 +113,7 @@ def compare_draw(
         except SoupError as error:
             errors.append(error)
             rows.append({"strategy": strategy.name, "error": {"code": error.code, "message": error.message}})
+        steps.step(f"{draw.title}: scored: {strategy.name}")
     comparison = {
         "object": "comparison",
         "domain": draw.domain,
