@@ -111,9 +111,7 @@ def _compare(
                 errors.append((draw.title, error))
                 continue
             comparisons.append(comparison)
-            names = [row["strategy"] for row in comparison["rows"] if row.get("error")]
-            titles = [name if len(draws) == 1 else f"{draw.title}, {name}" for name in names]
-            errors += zip(titles, failed, strict=True)
+            errors += [(name if len(draws) == 1 else f"{draw.title}, {name}", error) for name, error in failed]
     if not comparisons:
         raise errors[0][1]
     return comparisons, errors

@@ -82,8 +82,8 @@ def temporary_soups(client: SoupClient, *, keep: bool) -> Iterator[TemporarySoup
 
 def compare_draw(
     soups: TemporarySoups, draw: Draw, pool: PoolRequest, strategies: Sequence[Strategy], steps: Steps
-) -> tuple[Json, list[SoupError]]:
-    """Cook and score every strategy for one sample: a comparison, and the errors of rows that failed.
+) -> tuple[Json, list[tuple[str, SoupError]]]:
+    """Cook and score every strategy for one sample: a comparison, and the errors of strategies that failed.
 
     A model that several strategies arrive at is scored once. Takes 2 * len(strategies) + 1 steps. Raises the first
     error if no strategy cooked anything.
@@ -99,7 +99,7 @@ def compare_draw(
     scores = {base: soups.client.perplexity(base, draw.test)}
     steps.step(f"{draw.title}: scored the base")
     rows: list[Json] = [_row("base", {"model": base, "abstained": False}, scores[base])]
-    errors: list[SoupError] = []
+    errors: list[tuple[str, SoupError]] = []
     for strategy, answer in zip(strategies, cooked, strict=True):
         steps.note(f"{draw.title}: scoring: {strategy.name}")
         try:
@@ -111,7 +111,7 @@ def compare_draw(
                 scores[digest] = soups.client.perplexity(model, draw.test, baseline=base)
             rows.append(_row(strategy.name, answer, scores[digest]))
         except SoupError as error:
-            errors.append(error)
+            errors.append((strategy.name, error))
             rows.append({"strategy": strategy.name, "error": {"code": error.code, "message": error.message}})
         steps.step(f"{draw.title}: scored: {strategy.name}")
     comparison = {
