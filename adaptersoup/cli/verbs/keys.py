@@ -11,9 +11,7 @@ import typer
 from adaptersoup.cli.failures import Failures
 from adaptersoup.cli.flags import moment
 from adaptersoup.cli.help_sections import Verbs
-from adaptersoup.cli.output import data_width
 from adaptersoup.cli.remote import Remote, verb
-from adaptersoup.tables import columns
 
 app = Verbs(help="Create, list, change and revoke keys.", no_args_is_help=True)
 
@@ -108,7 +106,7 @@ def ls(
         )
         for k in keys
     ]
-    remote.answer({"object": "list", "data": keys}, columns(header, rows, within=data_width()))
+    remote.answer_rows(keys, header, rows)
 
 
 @app.command(name="set")
