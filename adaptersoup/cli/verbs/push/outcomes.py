@@ -34,14 +34,12 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """The outcome as a JSON object; the server's Adapter is printed beside the list of these."""
-        ref = None if self.adapter is None else self.ref
-        error = None if self.error is None else as_dict(self.error)
         return {
             "path": str(self.source.path),
             "name": self.source.name,
             "state": self.state,
-            "ref": ref,
-            "error": error,
+            "ref": None if self.adapter is None else self.ref,
+            "error": None if self.error is None else as_dict(self.error),
         }
 
 
