@@ -190,7 +190,3 @@ def main() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
     sys.exit(run(sys.argv[1:]))
-
-
-if __name__ == "__main__":
-    main()
