@@ -299,7 +299,9 @@ def test_without_keys_only_this_machine_is_served(
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--bases", "nowhere.toml"), ("--host", "256.0.0.1")])
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--bases", "nowhere.toml"), ("--host", "256.0.0.1"), ("--host", "soup..example.org")]
+)
 def test_what_it_cannot_serve_is_one_sentence(soup: Soup, tmp_path: Path, flag: str, value: str) -> None:
     assert value in refused(soup("serve", "--data", tmp_path / "data", flag, value))
 
