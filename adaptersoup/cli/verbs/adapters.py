@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import webbrowser
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,18 +22,6 @@ from registry.errors import InvalidParameter
 from registry.names import BaseRef, parse_ref
 from registry.spec import EncoderName, PoolRequest
 
-
-@dataclass(frozen=True)
-class Near:
-    """The options for a list of the adapters nearest to a text."""
-
-    near: Annotated[
-        Path | None,
-        typer.Option(help=f"List the adapters whose samples are nearest to this text: {SAMPLE_FORMS}", metavar="FILE"),
-    ] = None
-    encoder: Annotated[EncoderName | None, typer.Option(help="Encoder of the text of --near; by default base.")] = None
-
-
 HEADER = ("name", "kind", "domain", "owner", "structure", "base", "parameters", "sample", "created")
 SPARE = ("owner", "parameters", "structure", "base", "created", "kind")
 """Columns dropped on a narrow terminal, in this order; `soup show` has them."""
@@ -48,7 +36,11 @@ _NAMES = {"base_model": "--base", "method": "--method", "namespaces": "--namespa
 def ls(
     remote: Remote,
     filters: Filters,
-    near: Near,
+    near: Annotated[
+        Path | None,
+        typer.Option(help=f"List the adapters whose samples are nearest to this text: {SAMPLE_FORMS}", metavar="FILE"),
+    ] = None,
+    encoder: Annotated[EncoderName | None, typer.Option(help="Encoder of the text of --near; by default base.")] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of rows; by default all, with --near 10.")
     ] = None,
@@ -63,10 +55,10 @@ def ls(
       soup ls --kind soup --quiet
       soup ls --near - < clause.txt
     """
-    if near.near is not None:
-        _nearest(remote, near.near, near.encoder, asdict(filters), limit or NEAR, quiet=quiet)
+    if near is not None:
+        _nearest(remote, near, encoder, asdict(filters), limit or NEAR, quiet=quiet)
         return
-    if near.encoder is not None:
+    if encoder is not None:
         raise typer.BadParameter("--encoder needs --near: it embeds the text of that option.")
     rows = list(remote.client.adapters(limit=limit, **asdict(filters)))
     if remote.json:
