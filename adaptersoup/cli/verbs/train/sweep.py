@@ -81,23 +81,17 @@ class ExecutionFlags:
     ] = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class PushFlags:
-    """The options for pushing the adapters to a server afterwards."""
-
-    namespace: Annotated[
-        str | None, typer.Option("--push", help="Push the trained adapters to this namespace of a server.")
-    ] = None
-    address: Address
-
-
 @command
 def sweep(
     context: typer.Context,
     grid: GridFlags,
     flags: Annotated[ParsedFlags, TRAINING.without("learning_rate", "data_seed")],
     execution: ExecutionFlags,
-    push: PushFlags,
+    namespace: Annotated[
+        str | None, typer.Option("--push", help="Push the trained adapters to this namespace of a server.")
+    ] = None,
+    *,
+    address: Address,
     as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> None:
     """Train a grid of adapters from one initialisation: learning rates x seeds x domains.
@@ -114,10 +108,10 @@ def sweep(
       soup train sweep texts/* --bases bases.toml --base small --out adapters --on ray=10.0.0.5:6379 --cores 4
       soup push adapters/* --namespace team --wait
     """
-    namespace, client = push.namespace, None
+    client = None
     if namespace is not None:  # before hours of work
         check_part(namespace, "namespace")
-        client = push.address.client(context)
+        client = address.client(context)
     entry = grid.base.entry()
     cell_grid = _cell_grid(grid, spec_of(flags), execution.sample)
     if namespace is not None:
