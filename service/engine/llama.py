@@ -14,17 +14,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from registry.adapters.batched import BatchedAdapters
-from service.engine.onednn_linear import fused_product
+from service.engine.onednn_linear import LinearPart
 from service.engine.packing import Packing
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 class LlamaForward:
-    """The forward pass of one base model of `FAMILIES`: see `packing.packed_states` for arguments and result."""
+    """The forward pass of one base model of `FAMILIES`, with fused layers (`onednn_linear.prepare_linears`).
+
+    See `packing.packed_states` for arguments and result.
+    """
 
     def __init__(self, model: Any, adapters: BatchedAdapters) -> None:
         self._decoder = model.base_model
@@ -86,11 +89,11 @@ class _Layer:
 
 
 class _Projections:
-    """Linear layers that read the same states, computed as one product."""
+    """Linear layers that read the same states, computed as one product: all parts of one fused layer."""
 
-    def __init__(self, layers: Sequence[nn.Linear], adapters: BatchedAdapters) -> None:
+    def __init__(self, layers: Sequence[LinearPart], adapters: BatchedAdapters) -> None:
         self.sizes = [layer.out_features for layer in layers]
-        self._product = fused_product(layers)
+        self._product = layers[0].fused.forward
         ends = list(accumulate(self.sizes))
         self._columns = {
             layer: slice(end - size, end) for layer, size, end in zip(layers, self.sizes, ends, strict=True)

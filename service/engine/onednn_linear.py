@@ -8,7 +8,7 @@ order of summation may differ. A layer that would compute something else stays a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -21,7 +21,7 @@ log = logging.getLogger("soup.engine")
 _product = torch.ops.mkldnn._linear_pointwise
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Names of linear layers that read the same states: computed as one product by `llama`."""
+"""Names of linear layers that read the same states, which `llama` computes as one product."""
 ROWS = 16
 """Tokens of a pass that the layout is chosen for."""
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -50,7 +50,10 @@ class ReorderedLinear(nn.Linear):
 
 
 class LinearPart(nn.Linear):
-    """A linear layer whose weight is the rows from `start` on of a fused layer's."""
+    """A linear layer whose weight is the rows from `start` on of the `fused` layer's.
+
+    Its `forward` computes the whole product and returns its columns: `llama` calls `fused` once instead.
+    """
 
     def __init__(self, fused: nn.Linear, start: int, outputs: int) -> None:
         nn.Module.__init__(self)
@@ -73,18 +76,6 @@ class LinearPart(nn.Linear):
         return cast(Tensor, self.fused(input)[..., self._rows])
 
 
-def fused_product(layers: Sequence[nn.Linear]) -> Callable[[Tensor], Tensor]:
-    """The product of linear layers that read the same states: their outputs side by side.
-
-    One product if `prepare_linears` has fused them.
-    """
-    fused = {getattr(layer, "fused", None) for layer in layers}
-    if len(fused) == 1 and None not in fused:
-        (product,) = fused
-        return cast(nn.Linear, product).forward
-    return lambda states: torch.cat([layer.forward(states) for layer in layers], dim=-1)
-
-
 def can_reorder(dtype: torch.dtype, device: str | torch.device) -> bool:
     """Return True if oneDNN has a layout for linear layers of this dtype on this device."""
     if torch.device(device).type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -95,14 +86,14 @@ def can_reorder(dtype: torch.dtype, device: str | torch.device) -> bool:
 
 
 @torch.no_grad()  # under inference_mode the new tensors could take part in no gradient later
-def prepare_linears(model: nn.Module) -> int:
-    """Fuse a frozen model's linear layers of FUSED, and reorder all layers where possible; return how many.
+def prepare_linears(model: nn.Module, *, fuse: bool) -> int:
+    """Reorder a frozen model's linear layers where possible, and return how many; with `fuse`, fuse those of FUSED.
 
     An output layer that is tied to the embedding gets a separate weight.
     """
     count = 0
     for path, module in list(model.named_modules()):
-        for names in FUSED:
+        for names in FUSED if fuse else ():
             count += _fuse(module, names, path)
         if type(module) is nn.Linear or type(module) is Conv1D:
             weight = module.weight.detach()

@@ -16,6 +16,7 @@ from torch import Tensor
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import hidden_states
 from registry.errors import Unavailable
+from service.engine.llama import FAMILIES
 from service.engine.onednn_linear import prepare_linears
 from service.engine.runner import ForwardTask, Runner
 
@@ -38,7 +39,7 @@ def checked_runner(base: LoadedBase) -> Runner:
 
     Raises Unavailable, naming the family, if running it sequence by sequence does not compute the same either.
     """
-    prepare_linears(base.model)
+    prepare_linears(base.model, fuse=base.shape.model_type in FAMILIES)
     reason = _why_not_packed(base)
     if reason is None:
         return Runner(base)

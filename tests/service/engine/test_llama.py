@@ -1,4 +1,4 @@
-"""The forward pass of our own computes what transformers computes, in fewer operations, with weights fused or not."""
+"""The forward pass of our own computes what transformers computes, in fewer operations, with fused weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from registry.base_model import LoadedBase
 from registry.base_model.likelihood import hidden_states
 from service.engine.llama import FAMILIES, LlamaForward
-from service.engine.onednn_linear import LinearPart, prepare_linears
+from service.engine.onednn_linear import prepare_linears
 from service.engine.packing import Chunk, Packing, packed_states
 from service.engine.runner import ForwardTask, Runner
 from tests.tiny_models import VARIANTS
@@ -29,15 +29,12 @@ def base(request: pytest.FixtureRequest, bases: Callable[[str], LoadedBase]) -> 
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("fused", [False, True])
-def test_states_are_those_of_transformers(base: LoadedBase, fused: bool) -> None:
+def test_states_are_those_of_transformers(base: LoadedBase) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = [torch.randint(5, 290, (length,), generator=generator) for length in LENGTHS]
     starts = [sum(LENGTHS[:number]) for number in range(len(LENGTHS))]
     expected = [hidden_states(base.model, row[None], torch.ones_like(row)[None])[0] for row in rows]
-    if fused:
-        prepare_linears(base.model)
-        assert any(isinstance(module, LinearPart) for module in base.model.modules())
+    prepare_linears(base.model, fuse=True)
     forward = LlamaForward(base.model, Runner(base).batched)
     packing = Packing([Chunk(start, length) for start, length in zip(starts, LENGTHS, strict=True)])
     states = forward(torch.cat(rows), torch.cat([torch.arange(length) for length in LENGTHS]), packing)
@@ -50,7 +47,7 @@ def test_fused_weights_share_their_memory(base: LoadedBase, monkeypatch: pytest.
     monkeypatch.setattr("service.engine.onednn_linear.can_reorder", lambda _dtype, _device: False)
     unfused = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}
     size = sum(parameter.nbytes for parameter in base.model.parameters())
-    assert prepare_linears(base.model) == 0
+    assert prepare_linears(base.model, fuse=True) == 0
     assert sum(parameter.nbytes for parameter in base.model.parameters()) == size
     attention = base.model.base_model.layers[0].self_attn
     assert attention.q_proj.weight.data_ptr() == attention.k_proj.fused.weight.data_ptr()
@@ -70,7 +67,7 @@ def operations(runner: Runner) -> int:
 
 def test_it_runs_fewer_operations(bases: Callable[[str], LoadedBase]) -> None:
     base = replace(bases("llama"), model=copy.deepcopy(bases("llama").model))
-    prepare_linears(base.model)
+    prepare_linears(base.model, fuse=True)
     specialised, generic = Runner(base), Runner(base)
     generic._forward = lambda *arguments: packed_states(base.model, *arguments)
     assert operations(specialised) < 0.6 * operations(generic)

@@ -31,6 +31,8 @@ from registry.spec import (
 )
 from service.engine.kv_budget import MIN_ROW_POSITIONS
 from service.engine.kv_cache import KVCache
+from service.engine.llama import FAMILIES
+from service.engine.onednn_linear import prepare_linears
 from service.engine.runner import ForwardTask, Runner
 from tests.tiny_models import VARIANTS
 
@@ -85,6 +87,8 @@ class World:
 @pytest.fixture(scope="module", params=[name for name in VARIANTS if name != "llama-dynamic"])  # it has no prefixes
 def world(request: pytest.FixtureRequest, bases: Callable[[str], LoadedBase]) -> World:
     base = bases(request.param)
+    if base.shape.model_type in FAMILIES:
+        prepare_linears(base.model, fuse=True)
     modules = [module_of(base, config, seed) for config in configs_of(base) for seed in (1, 2)]
     runner = Runner(base)
     return World(base, runner, [None, *modules], [None, *(made_ready(runner, module) for module in modules)])

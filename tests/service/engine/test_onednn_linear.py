@@ -16,7 +16,9 @@ from registry.base_model.likelihood import hidden_states, lm_logits
 from registry.spec import BaseEntry
 from service.engine import onednn_linear
 from service.engine.bases import loaded_weight_bytes
+from service.engine.llama import FAMILIES
 from service.engine.onednn_linear import LinearPart, ReorderedLinear, can_reorder, prepare_linears
+from service.engine.runner_check import checked_runner
 from tests.tiny_models import TINY_ENCODERS, VARIANTS
 
 pytestmark = pytest.mark.skipif(not can_reorder(torch.float32, "cpu"), reason="torch was built without oneDNN")
@@ -58,7 +60,7 @@ def test_a_base_model_computes_what_it_did(base_entry: Callable[[str], BaseEntry
     entry = base_entry(name).model_copy(update={"dtype": dtype})
     base = load_base(entry)
     plain, linears = computed(base), base.shape.linears
-    assert prepare_linears(base.model) == len(linears)
+    assert prepare_linears(base.model, fuse=base.shape.model_type in FAMILIES) == len(linears)
     assert {type(base.model.get_submodule(path)) for path in linears} <= {ReorderedLinear, LinearPart}
     optimised = computed(base)
     near = {"float32": 1e-5, "bfloat16": 0.05}[dtype]
@@ -76,6 +78,16 @@ def computed(base: LoadedBase) -> torch.Tensor:
     return states if base.shape.kind == "encoder" else lm_logits(base.model, states)
 
 
+@pytest.mark.parametrize("family", ["opt", "llama"])
+def test_only_families_that_compute_fused_layers_once_have_them(
+    base_entry: Callable[[str], BaseEntry], family: str
+) -> None:
+    base = load_base(base_entry(family))
+    checked_runner(base)
+    is_fused = any(isinstance(module, LinearPart) for module in base.model.modules())
+    assert is_fused is (family in FAMILIES)
+
+
 def test_a_layer_that_would_compute_something_else_stays(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -83,7 +95,7 @@ def test_a_layer_that_would_compute_something_else_stays(
     monkeypatch.setattr(
         onednn_linear, "_product", lambda x, weight, bias, *_: F.linear(x, weight.to_dense(), bias) + 0.01
     )
-    assert prepare_linears(model) == 0
+    assert prepare_linears(model, fuse=False) == 0
     assert [type(layer) for layer in model] == [nn.Linear, nn.ReLU, nn.Linear]
     assert "the linear layer 2 stays as it is" in caplog.text
 
@@ -92,4 +104,4 @@ def test_what_cannot_be_reordered_stays() -> None:
     assert not can_reorder(torch.float16, "cpu")
     assert not can_reorder(torch.float32, "cuda")
     model = nn.Sequential(nn.Linear(4, 4, dtype=torch.float16), nn.Linear(4, 1))
-    assert prepare_linears(model.requires_grad_(False)) == 0
+    assert prepare_linears(model.requires_grad_(False), fuse=False) == 0
