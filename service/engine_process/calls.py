@@ -45,6 +45,8 @@ class Peer:
         self._calls = calls
         self._messages = {**messages, _ANSWER: self._take_answer}
         self._gone = gone
+        self.is_gone = False
+        """True once the other end is known to be gone: before a call raises Unavailable for it."""
         self._sending = threading.Lock()
         self._numbers = count(1)
         self._unsent: dict[int, tuple[Any, ...]] = {}
@@ -100,6 +102,7 @@ class Peer:
         except Exception:
             log.exception("a message of the engine's process cannot be read: the connection is closed")
         finally:
+            self.is_gone = True
             with self._sending:
                 self._connection.close()
             self._sender.shutdown(wait=False)  # first, so that calls after the loop are refused
@@ -154,4 +157,5 @@ class Peer:
             with self._sending:
                 self._connection.send(message)
         except OSError:
+            self.is_gone = True
             raise Unavailable(self._gone) from None

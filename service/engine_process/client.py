@@ -66,8 +66,9 @@ class ProcessEngine(RemoteEngine):
 
     @property
     def preloading(self) -> bool:
-        """See `EngineCalls`; also after the process was started again."""
-        return self._is_loading
+        """See `EngineCalls`; also from the end of the process until it has been started again."""
+        with self._changed:
+            return self._is_loading or (self._peer is not None and self._peer.is_gone)
 
     @property
     def pid(self) -> int | None:

@@ -285,6 +285,22 @@ def test_requests_of_a_killed_process_end_with_one_error_and_another_process_ser
         assert_away(engine)
 
 
+def test_a_job_waits_as_soon_as_the_process_has_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before the server starts it again."""
+    serve, starts_again = Peer.serve, threading.Event()
+
+    def slow_serve(peer: Peer) -> None:
+        serve(peer)
+        assert starts_again.wait(60)
+
+    monkeypatch.setattr(Peer, "serve", slow_serve)
+    with process_engine(world) as engine:
+        os.kill(engine.pid, signal.SIGKILL)
+        until(lambda: engine._peer._connection.closed)
+        scores = engine.score(BASE_ID, TEXTS, patient=True, progress=lambda *_: starts_again.set())
+        assert len(scores) == len(TEXTS)
+
+
 def assert_away(engine: ProcessEngine) -> None:
     """It says that its process is started again, and has no figures."""
     until(lambda: engine.pid is None)
