@@ -225,13 +225,9 @@ class Engine(EngineCalls):
                 log.exception("freeing the memory of ended requests failed")
         with self._changed:
             if not self._scheduler.depth:
-                self._changed.wait_for(self._has_requests)
+                self._changed.wait_for(lambda: self._scheduler.depth > 0 or self._stop_at is not None)
                 self._passed_at[None] = time.monotonic()
             return self._stop_at is None or (self._scheduler.depth > 0 and time.monotonic() < self._stop_at)
-
-    def _has_requests(self) -> bool:
-        """Return True if there are requests, or the engine stops."""
-        return self._scheduler.depth > 0 or self._stop_at is not None
 
     def _wait_for_event(self) -> None:
         """Block while nothing can run: until a load ends, or briefly, since requests may be cancelled."""

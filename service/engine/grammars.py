@@ -53,7 +53,6 @@ class Grammar:
     """
 
     def __init__(self, tokenizer: LLTokenizer, vocabulary: int, schema: str) -> None:
-        self.schema = schema
         self._vocabulary = vocabulary
         try:
             source = LLMatcher.grammar_from_json_schema(schema, overrides=COMPILER_OPTIONS)

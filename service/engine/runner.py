@@ -140,11 +140,6 @@ class Runner:
         """Free a cached prefix."""
         self._prefixes.pop(prefix, None)
 
-    @property
-    def prefix_bytes(self) -> int:
-        """Bytes of all cached prefixes."""
-        return sum(copied.buffer.numel() * copied.buffer.element_size() for copied in self._prefixes.values())
-
     @torch.inference_mode()
     def run(self, tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
         """Run one forward pass over all tasks; return their results in the same order."""

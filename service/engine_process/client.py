@@ -70,12 +70,6 @@ class ProcessEngine(RemoteEngine):
         with self._changed:
             return self._is_loading or (self._peer is not None and self._peer.is_gone)
 
-    @property
-    def pid(self) -> int | None:
-        """The process id; None while no process runs."""
-        process = self._process
-        return None if process is None else process.pid
-
     def stop(self, *, drain: float = 10.0, patience: float | None = None) -> bool:
         """See `EngineCalls`. A process that has not stopped in time is killed."""
         with self._changed:

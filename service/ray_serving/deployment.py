@@ -57,7 +57,7 @@ def deploy(name: str, plan: EnginePlan, scale: Scale, *, cpus: float, gpus: floa
         )
     from ray import serve
 
-    serve.start(proxy_location="Disabled", logging_config=_quiet())
+    serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False, "log_level": "WARNING"})
     deployment: Any = serve.deployment(
         _served_replica_class(),
         name=DEPLOYMENT,
@@ -122,10 +122,6 @@ def remove(name: str) -> None:
 
     state_of(name)
     serve.delete(name)
-
-
-def _quiet() -> dict[str, Any]:
-    return {"enable_access_log": False, "log_level": "WARNING"}
 
 
 def _served_replica_class() -> Any:

@@ -44,10 +44,12 @@ def runner_of(engine: Engine) -> Runner:
     return engine._bases.peek("base")
 
 
-def row_bytes(engine: Engine) -> int:
-    """Bytes of all tensors of keys and values, counted in them."""
-    slabs = runner_of(engine)._kv_cache._slabs.values()
-    return sum(states.nbytes for slab in slabs for states in slab.layers.values())
+def kv_bytes(engine: Engine) -> int:
+    """Bytes of all tensors of keys and values, and of cached prefixes, counted in them."""
+    runner = runner_of(engine)
+    slabs = runner._kv_cache._slabs.values()
+    rows = sum(states.nbytes for slab in slabs for states in slab.layers.values())
+    return rows + sum(copied.buffer.nbytes for copied in runner._prefixes.values())
 
 
 @pytest.mark.parametrize("rows", [8, 40])
@@ -64,7 +66,7 @@ def test_keys_and_values_take_what_they_may_and_no_more(base: LoadedBase, rows: 
         engine.submit(GenerateRequest("base", prompt, params=greedy(tokens), namespace="one"))
         for _ in range(int(draw.integers(0, 6))):
             engine.step()
-            assert row_bytes(engine) + runner_of(engine).prefix_bytes <= rows * each
+            assert kv_bytes(engine) <= rows * each
             spare = max(spare, runner_of(engine).spare_positions)
     assert (spare > 0) or rows < 40, "what is free is used for rows to come"
     run(engine)

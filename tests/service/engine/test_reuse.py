@@ -105,7 +105,8 @@ def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def checked(runner: Runner, tasks: Sequence[ForwardTask]) -> list[ForwardResult]:
         if runner.base is engine.base("tiny"):
-            assert runner.prefix_bytes == engine.counters()["kept_bytes"] <= engine.counters()["kv_bytes"]
+            prefix_bytes = sum(copied.buffer.nbytes for copied in runner._prefixes.values())
+            assert prefix_bytes == engine.counters()["kept_bytes"] <= engine.counters()["kv_bytes"]
             assert limit is None or engine.counters()["kv_bytes"] <= limit
         return real(runner, tasks)
 

@@ -182,12 +182,12 @@ def test_a_request_that_is_queued_too_late_runs_for_nobody(
     cancelled_before = engine.counters()["requests_cancelled_total"]
     with monkeypatch.context() as patch:
         patch.setitem(Peer.call.__kwdefaults__, "seconds", 0.3)
-        os.kill(engine.pid, signal.SIGSTOP)
+        os.kill(engine._process.pid, signal.SIGSTOP)
         try:
             with pytest.raises(Unavailable, match="not answered"):
                 engine.submit(GenerateRequest(BASE_ID, (1, 2, 3), params=ENDLESS))
         finally:
-            os.kill(engine.pid, signal.SIGCONT)
+            os.kill(engine._process.pid, signal.SIGCONT)
     until(lambda: engine.counters()["requests_cancelled_total"] == cancelled_before + 1)
     until(lambda: idle(engine))
 
@@ -269,7 +269,7 @@ def test_requests_of_a_killed_process_end_with_one_error_and_another_process_ser
             scoring = ScoreRequest(BASE_ID, ((1, 2, 3),) * 2000)
             *tickets, unfinished, _ = engine.submit_all([*requests, endless, scoring])
             assert recorders[-1].stepped.wait(60)
-            os.kill(engine.pid, signal.SIGKILL)
+            os.kill(engine._process.pid, signal.SIGKILL)
             with pytest.raises(Unavailable, match="ended before the answer was complete"):
                 unfinished.result(60)
             for ticket, recorder, whole in zip(tickets, recorders, expected, strict=True):
@@ -295,7 +295,7 @@ def test_a_job_waits_as_soon_as_the_process_has_ended(world: World, monkeypatch:
 
     monkeypatch.setattr(Peer, "serve", slow_serve)
     with process_engine(world) as engine:
-        os.kill(engine.pid, signal.SIGKILL)
+        os.kill(engine._process.pid, signal.SIGKILL)
         until(lambda: engine._peer._connection.closed)
         scores = engine.score(BASE_ID, TEXTS, patient=True, progress=lambda *_: starts_again.set())
         assert len(scores) == len(TEXTS)
@@ -303,7 +303,7 @@ def test_a_job_waits_as_soon_as_the_process_has_ended(world: World, monkeypatch:
 
 def assert_away(engine: ProcessEngine) -> None:
     """It says that its process is started again, and has no figures."""
-    until(lambda: engine.pid is None)
+    until(lambda: engine._process is None)
     assert engine.preloading
     recorder = Recorder()
     for call in (
@@ -326,8 +326,7 @@ def test_a_process_that_no_engine_has_used_is_ended() -> None:
 
 def test_a_stop_ends_requests_and_the_process(engine: ProcessEngine) -> None:
     """The last test of the module's engine."""
-    pid, recorder = engine.pid, Recorder()
-    assert pid is not None
+    pid, recorder = engine._process.pid, Recorder()
     long = GenerateRequest(BASE_ID, (1, 2), params=replace(ENDLESS, n=1024), **recorder.listeners())
     ticket = engine.submit(long)
     assert recorder.stepped.wait(60)
@@ -366,4 +365,4 @@ def test_a_start_that_fails_says_why_and_leaves_no_process(world: World) -> None
     with pytest.raises(Unavailable, match="/no/blobs"):
         engine.start([BASE_ID]).result(120)
     engine.stop(drain=0.0, patience=10.0)
-    assert engine.pid is None
+    assert engine._process is None
