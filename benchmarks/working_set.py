@@ -75,7 +75,7 @@ class Setting:
     def ask(self, engine: Engine, prompt: Window, adapter: LoadableAdapter, tokens: int) -> float:
         """Seconds to the first token of one request, and wait for the last."""
         began, first = time.perf_counter(), list[float]()
-        engine.generate(
+        engine.submit(
             GenerateRequest(
                 self.base.entry.id,
                 prompt,
@@ -84,7 +84,7 @@ class Setting:
                 on_token=lambda _delta: first.append(time.perf_counter()),
                 namespace=NAMESPACE,
             )
-        )
+        ).result()
         return first[0] - began
 
     def traffic(self, engine: Engine, factor: int, draws: Iterator[int]) -> None:

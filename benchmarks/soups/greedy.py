@@ -176,7 +176,7 @@ def search(task: ToSearch, watch: Watch) -> BestAverage:
     def averaged(names: Sequence[str]) -> np.ndarray:
         watch.progress(len(names), len(task.alone), f"looking for adapter {len(names)} of an average")
         soup = mixed([bank[name] for name in names], task.shape)
-        scores = engine.score(task.entry.id, task.texts, soup, should_stop=watch.should_stop, patient=True)
+        scores = engine.score(task.entry.id, task.texts, soup, progress=watch.raise_if_stopped, patient=True)
         return np.array([score.nll for score in scores])
 
     return greedy(task.alone, averaged)

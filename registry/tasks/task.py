@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from registry.errors import Unavailable
+from registry.errors import Cancelled, Unavailable
 from registry.progress import Progress
 
 RETRIES = 2
@@ -39,6 +39,11 @@ class Watch:
     shared: Any
     progress: Progress
     should_stop: Callable[[], bool]
+
+    def raise_if_stopped(self, *_progress: int) -> None:
+        """Raise Cancelled if the task is to stop; for functions that take a progress function."""
+        if self.should_stop():
+            raise Cancelled("The task was cancelled.")
 
 
 Function = Callable[[Any, Watch], R]

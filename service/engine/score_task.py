@@ -26,7 +26,7 @@ def score_samples(job: ToScore, watch: Watch) -> list[list[PassageScore]]:
         digest, config, weights = job.adapter
         adapter = LoadableAdapter(digest, config, lambda: load_tensors(weights), len(weights))
     return [
-        engine.score(job.entry.id, watch.shared[sample], adapter, should_stop=watch.should_stop, patient=True)
+        engine.score(job.entry.id, watch.shared[sample], adapter, progress=watch.raise_if_stopped, patient=True)
         for sample in job.samples
     ]
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from registry.adapters.loadable import LoadableAdapter
 from registry.base_model import BaseText, LoadedBase
@@ -22,20 +22,19 @@ from registry.encoders.contract import EmbeddedText, beginning
 from registry.errors import Busy, Cancelled, InvalidPrompt, Unavailable
 from registry.spec import AdapterConfig, Passage, PassageScore
 from service.engine.adapter_metrics import AdapterMetrics
-from service.engine.request import GenerateRequest, Generation, Request, ScoreRequest, Scores
+from service.engine.request import Request, ScoreRequest, Scores
 from service.engine.steps import Owner, Ticket
 from service.engine.text_support import text_capacity
 
 POLL_SECONDS = 0.1
-"""How often `should_stop` is called, and a request that was not admitted is submitted again, while waiting."""
+"""How often `progress` is called, and a request that was not admitted is submitted again, while waiting."""
 RESTART_SECONDS = 60.0
 """How long a job waits for an engine that is starting again."""
 
 STOPPING = "The server is shutting down; try again when it is back."
 
-ShouldStop = Callable[[], bool]
 WindowsDone = Callable[[int, int], None]
-"""Called with `(done, total)` windows; jobs report the rest by `registry.progress.Progress`."""
+"""Called with `(done, total)` windows; jobs report the rest by `registry.progress.Progress`. May raise Cancelled."""
 
 
 class BaseSource(Protocol):
@@ -54,9 +53,9 @@ class BaseSource(Protocol):
 class EngineCalls(ABC):
     """The calls of an engine: `Engine` computes in this process, `RemoteEngine` sends requests elsewhere.
 
-    Any thread may submit, wait and cancel. In the blocking calls `should_stop` is called while waiting, and Cancelled
-    is raised if it returns True; `progress(done, total)` counts windows and may raise. With `patient`, for jobs, they
-    wait for admission, and for an engine that is starting again, instead of raising Busy or Unavailable.
+    Any thread may submit, wait and cancel. The blocking calls call `progress(done, total)` while they wait; what it
+    raises cancels the request. With `patient`, for jobs, they wait for admission, and for an engine that is starting
+    again, instead of raising Busy or Unavailable.
     """
 
     def __init__(self) -> None:
@@ -128,17 +127,12 @@ class EngineCalls(ABC):
     def seconds_since_pass(self, base_id: str | None = None) -> float:
         """Seconds since a pass of this base model ended (None: of any, or since the engine was idle)."""
 
-    def tokenize(self, base_id: str, text: str) -> tuple[int, ...]:
-        """Token ids of a text prompt, with the base's BOS in front."""
-        return tuple(self.base(base_id).tokenize(text))
-
     def score(
         self,
         base_id: str,
         texts: Sequence[Passage],
         adapter: LoadableAdapter | None = None,
         *,
-        should_stop: ShouldStop | None = None,
         progress: WindowsDone | None = None,
         patient: bool = False,
     ) -> list[PassageScore]:
@@ -148,8 +142,7 @@ class EngineCalls(ABC):
         flat = list(itertools.chain.from_iterable(windows_by_text))
         nll: Sequence[float] = ()
         if flat:
-            scores: Scores = self._compute(score_request(base, flat, adapter), should_stop, progress, patient)
-            nll = scores.nll
+            nll = self._compute(score_request(base, flat, adapter), progress, patient).nll
         return text_scores(texts, windows_by_text, nll)
 
     def embed(
@@ -157,7 +150,6 @@ class EngineCalls(ABC):
         base_id: str,
         texts: Sequence[str],
         *,
-        should_stop: ShouldStop | None = None,
         progress: WindowsDone | None = None,
         patient: bool = False,
         scored: bool = True,
@@ -175,7 +167,6 @@ class EngineCalls(ABC):
         for number, text in enumerate(texts):
             if progress is not None:
                 progress(0, len(texts))
-            _check(should_stop)
             windows_of_text = text_windows(base, text if scored else first_window_text(base, text))
             if not windows_of_text:
                 raise empty_text_error(base, number, text)
@@ -185,7 +176,7 @@ class EngineCalls(ABC):
         if not flat:
             return []
         request = replace(score_request(base, flat, None), pooled=frozenset(firsts))
-        scores: Scores = self._compute(request, should_stop, progress, patient)
+        scores = self._compute(request, progress, patient)
         return [
             EmbeddedText(
                 vector=scores.vectors[first],
@@ -196,30 +187,21 @@ class EngineCalls(ABC):
             for first, windows_of_text in zip(firsts, windows_by_text, strict=True)
         ]
 
-    def generate(self, request: GenerateRequest, *, should_stop: ShouldStop | None = None) -> Generation:
-        """Submit and wait for the result; raises the error that the request ends with."""
-        generation: Generation = self._compute(request, should_stop, None, False)
-        return generation
-
-    def _compute(
-        self, request: Request, should_stop: ShouldStop | None, progress: WindowsDone | None, patient: bool
-    ) -> Any:
-        ticket = self._submit(request, should_stop, progress, patient)
+    def _compute(self, request: ScoreRequest, progress: WindowsDone | None, patient: bool) -> Scores:
+        ticket = self._submit(request, progress, patient)
         try:
             while not ticket.done():
                 wait([ticket], POLL_SECONDS)
                 if progress is not None:
                     progress(ticket.rows_done, ticket.rows)
-                _check(should_stop)
-            return ticket.result()
+            scores: Scores = ticket.result()
+            return scores
         except CancelledError:
             raise Cancelled("The request was cancelled.") from None
         finally:
             ticket.cancel()
 
-    def _submit(
-        self, request: Request, should_stop: ShouldStop | None, progress: WindowsDone | None, patient: bool
-    ) -> Ticket:
+    def _submit(self, request: ScoreRequest, progress: WindowsDone | None, patient: bool) -> Ticket:
         give_up_at = time.monotonic() + RESTART_SECONDS
         while True:
             try:
@@ -233,12 +215,6 @@ class EngineCalls(ABC):
             time.sleep(POLL_SECONDS)
             if progress is not None:
                 progress(0, 1)
-            _check(should_stop)
-
-
-def _check(should_stop: ShouldStop | None) -> None:
-    if should_stop is not None and should_stop():
-        raise Cancelled("The request was cancelled.")
 
 
 def has_bos(base: BaseText) -> bool:

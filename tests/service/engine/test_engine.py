@@ -294,20 +294,15 @@ def test_a_base_without_bos_scores_all_but_the_first_token(tiny_base_dir: Path) 
     np.testing.assert_allclose(embedded.vector, hidden.detach().numpy(), atol=1e-5)
 
 
-def test_tokenize_puts_bos_in_front(base: LoadedBase, engine: Engine) -> None:
-    assert engine.tokenize("tiny", "A soup") == (0, *base.tokenize("A soup", bos=False))
-
-
 def test_progress_is_told_and_may_end_it(base: LoadedBase, engine: Engine) -> None:
     progress: list[tuple[int, int]] = []
     engine.score("tiny", TEXTS, progress=lambda done, total: progress.append((done, total)))
     windows = sum(score.windows for score in engine.score("tiny", TEXTS))
     assert progress[-1] == (windows, windows)
 
-    with pytest.raises(Cancelled, match="by the operator"):
-        engine.score("tiny", TEXTS, progress=Mock(side_effect=Cancelled("by the operator")))
-    with pytest.raises(Cancelled):
-        engine.embed("tiny", TEXTS, should_stop=lambda: True)
+    for call in (engine.score, engine.embed):
+        with pytest.raises(Cancelled, match="by the operator"):
+            call("tiny", TEXTS, progress=Mock(side_effect=Cancelled("by the operator")))
     assert engine.score("tiny", ["x"])
 
 
@@ -458,7 +453,7 @@ def test_a_patient_caller_waits_for_its_place(base: LoadedBase) -> None:
     with pytest.raises(Busy):
         engine.score("tiny", ["x"])
     with pytest.raises(Cancelled):
-        engine.score("tiny", ["x"], patient=True, should_stop=lambda: True)
+        engine.score("tiny", ["x"], patient=True, progress=Mock(side_effect=Cancelled("by the operator")))
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(engine.score, "tiny", ["x"], patient=True)
         engine.start()
@@ -605,7 +600,7 @@ def test_the_base_model_is_called_from_the_engine_thread_alone(base: LoadedBase,
     try:
         engine.score("tiny", TEXTS)
         engine.embed("tiny", TEXTS)
-        engine.generate(GenerateRequest("tiny", (1, 2), params=greedy(3)))
+        engine.submit(GenerateRequest("tiny", (1, 2), params=greedy(3))).result(30)
     finally:
         hook.remove()
         inner.remove()

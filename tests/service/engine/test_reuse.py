@@ -217,7 +217,7 @@ def test_what_several_choices_take_over_counts_once(base: LoadedBase) -> None:
 def test_a_started_engine_keeps_it_while_there_is_nothing_to_do(base: LoadedBase) -> None:
     request = GenerateRequest("tiny", PROMPT, params=greedy(3), namespace="a")
     with started(engine_of(base)) as engine:
-        assert [engine.generate(request).reused for _ in range(3)] == [0, 39, 39]
+        assert [engine.submit(request).result(30).reused for _ in range(3)] == [0, 39, 39]
     assert engine.counters()["kv_bytes"] == engine.counters()["kept_bytes"] > 0
 
 

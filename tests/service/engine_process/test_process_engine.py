@@ -97,8 +97,8 @@ def test_it_generates_what_an_engine_in_this_process_does(world: World, engine: 
     for adapter in (None, world.loadable("team/a"), in_memory(world, 5), world.loadable("team/b"), in_memory(world, 6)):
         recorder = Recorder()
         request = GenerateRequest(BASE_ID, (1, 2, 3), adapter, replace(PARAMS, n=2, logprobs=1, prompt_logprobs=True))
-        expected = world.runtime.engine.generate(request)
-        answer = engine.generate(replace(request, **recorder.listeners()))
+        expected = world.runtime.engine.submit(request).result(60)
+        answer = engine.submit(replace(request, **recorder.listeners())).result(60)
         assert replace(answer, reused=expected.reused) == expected
         for number, choice in enumerate(answer.choices):
             mine = [delta for delta in recorder.deltas if delta.index == number]
@@ -124,10 +124,10 @@ def test_progress_counts_texts(engine: ProcessEngine) -> None:
 
 def test_an_answer_follows_its_schema(world: World, engine: ProcessEngine) -> None:
     request = GenerateRequest(BASE_ID, (5,), params=replace(PARAMS, max_tokens=30), schema='{"enum":["left","right"]}')
-    [choice] = engine.generate(request).choices
+    [choice] = engine.submit(request).result(60).choices
     assert choice.text in ('"left"', '"right"')
     with pytest.raises(InvalidParameter):
-        engine.generate(replace(request, schema='{"type":"string","pattern":"("}'))
+        engine.submit(replace(request, schema='{"type":"string","pattern":"("}')).result(60)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_request_that_cannot_be_is_refused_before_it_is_queued(
 def test_bytes_of_another_digest_are_an_error(world: World, engine: ProcessEngine) -> None:
     mixed = replace(world.loadable("team/a"), digest="sha256:" + "9" * 64)
     with pytest.raises(Internal, match="not those of its digest"):
-        engine.generate(GenerateRequest(BASE_ID, (1, 2), mixed, PARAMS))
+        engine.submit(GenerateRequest(BASE_ID, (1, 2), mixed, PARAMS)).result(60)
 
 
 def test_an_adapter_that_cannot_be_loaded_says_why(engine: ProcessEngine) -> None:
@@ -162,7 +162,7 @@ def test_an_adapter_that_cannot_be_loaded_says_why(engine: ProcessEngine) -> Non
         "sha256:" + "8" * 64, CONFIG, Mock(side_effect=Unavailable("Its ingredients are gone.")), 100
     )
     with pytest.raises(Unavailable, match="ingredients are gone"):
-        engine.generate(GenerateRequest(BASE_ID, (1, 2), broken, PARAMS))
+        engine.submit(GenerateRequest(BASE_ID, (1, 2), broken, PARAMS)).result(60)
 
 
 def test_a_cancelled_request_is_dropped_and_told_of_once(engine: ProcessEngine) -> None:
@@ -201,10 +201,10 @@ def test_requests_for_a_base_model_are_queued_while_another_one_loads(world: Wor
         assert pool.submit(lambda: host.engine.submit(host.receive(sent))).result(20)
 
 
-def test_a_score_that_should_stop_is_cancelled(engine: ProcessEngine) -> None:
-    stops = iter([False])
-    with pytest.raises(Cancelled):
-        engine.score(BASE_ID, ["a soup of law " * 40] * 200, should_stop=lambda: next(stops, True))
+def test_a_score_whose_progress_raises_is_cancelled(engine: ProcessEngine) -> None:
+    progress = Mock(side_effect=[None, Cancelled("by the operator")])
+    with pytest.raises(Cancelled, match="by the operator"):
+        engine.score(BASE_ID, ["a soup of law " * 40] * 200, progress=progress)
     until(lambda: idle(engine))
 
 
@@ -223,7 +223,7 @@ def test_whoever_observes_requests_gets_the_times_of_the_process(engine: Process
     timelines: list[RequestTimeline] = []
     token = timeline_observer.set(timelines.append)
     try:
-        engine.generate(GenerateRequest(BASE_ID, (1, 2, 3), params=PARAMS))
+        engine.submit(GenerateRequest(BASE_ID, (1, 2, 3), params=PARAMS)).result(60)
         engine.score(BASE_ID, ["a soup"])
     finally:
         timeline_observer.reset(token)
@@ -236,7 +236,7 @@ def test_whoever_observes_requests_gets_the_times_of_the_process(engine: Process
 
 def test_its_figures_are_those_of_an_engine(world: World, engine: ProcessEngine) -> None:
     assert engine.counters().keys() == world.runtime.engine.counters().keys()
-    engine.generate(GenerateRequest(BASE_ID, (1, 2), params=PARAMS))
+    engine.submit(GenerateRequest(BASE_ID, (1, 2), params=PARAMS)).result(60)
     assert engine.loaded_bases() == (BASE_ID,)
     assert engine.is_packed(BASE_ID) is world.runtime.engine.is_packed(BASE_ID)
     assert engine.seconds_since_pass(BASE_ID) < 60
@@ -256,7 +256,7 @@ def test_requests_of_a_killed_process_end_with_one_error_and_another_process_ser
     plain_requests = [
         GenerateRequest(BASE_ID, (1, 2, 3), adapter, replace(PARAMS, max_tokens=50)) for adapter in adapters
     ]
-    expected = [world.runtime.engine.generate(plain).choices[0] for plain in plain_requests]
+    expected = [world.runtime.engine.submit(plain).result(60).choices[0] for plain in plain_requests]
     with process_engine(world) as engine:
         for pause in (*[0.01] * (kills - 1), 1000.0):
             monkeypatch.setattr(client, "PAUSE_SECONDS", pause)
@@ -281,7 +281,7 @@ def test_requests_of_a_killed_process_end_with_one_error_and_another_process_ser
             if pause < 1:
                 assert len(engine.embed(BASE_ID, TEXTS, patient=True)) == len(TEXTS)  # a job waits for the next process
                 until(lambda: not engine.preloading)
-                assert [engine.generate(plain).choices[0] for plain in plain_requests] == expected
+                assert [engine.submit(plain).result(60).choices[0] for plain in plain_requests] == expected
         assert_away(engine)
 
 

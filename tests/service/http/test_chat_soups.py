@@ -89,7 +89,7 @@ def test_an_answer_ends_with_its_turn(world: World, monkeypatch: pytest.MonkeyPa
     base = world.runtime.bases["tiny"].text
     assert (base.turn_id, base.eos_id) == (TURN, 0)
     prompt, drawn = tuple(base.tokenize(PROMPT)), SamplingParams(max_tokens=12, seed=5)
-    (free,) = world.runtime.engine.generate(GenerateRequest("tiny", prompt, params=drawn)).choices
+    (free,) = world.runtime.engine.submit(GenerateRequest("tiny", prompt, params=drawn)).result(60).choices
     at, token = next(
         (at, token_id) for at, token_id in enumerate(free.token_ids) if at and token_id not in free.token_ids[:at]
     )
