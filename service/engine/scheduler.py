@@ -306,7 +306,7 @@ class Scheduler:
             return False  # it starts in chunks once there is memory for it
         group.waiting.popleft()
         group.running[sequence] = None
-        group.mark_running()
+        group.state = State.RUNNING
         self._adapter_budget.try_add(group)
         self._reservation.release(group)
         step.add(Segment(sequence, 0, length, "score", keeps_kv=False))
@@ -322,7 +322,7 @@ class Scheduler:
         self._update_shares()
         self._waiting.reset_wait(group.queue_key)
         self._reservation.release(group)
-        group.mark_running()
+        group.state = State.RUNNING
         if sequence.is_generation and not group.waiting:
             self._waiting.remove(group)
 
@@ -387,7 +387,7 @@ class Scheduler:
         return cancelled
 
     def _end(self, group: SequenceGroup, state: State) -> None:
-        group.set_state(state)
+        group.state = state
         for sequence in list(group.running):
             self._remove(sequence, cache_prefix=state is State.CANCELLED)  # those of failed requests may be damaged
         self._waiting.remove(group)

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from registry.errors import Internal
 from service.engine.request import GenerateRequest, Request, RequestTimeline, State, virtual_tokens
 
 Owner = str | None
@@ -22,11 +21,6 @@ TURN_TOKENS = 16
 
 PrefixScope = tuple[str, str | None, str]
 """Base id, adapter digest, and the namespaces of the key: cached prefixes are shared within one scope."""
-
-TRANSITIONS = {
-    State.WAITING: {State.RUNNING, State.FAILED, State.CANCELLED},
-    State.RUNNING: {State.FINISHED, State.FAILED, State.CANCELLED},
-}
 
 SegmentOutput = Literal["nothing", "next", "score"]
 """Result of a segment besides its keys and values: none, logits after its last token, or likelihoods of its tokens."""
@@ -130,17 +124,6 @@ class SequenceGroup:
     def queue_key(self) -> QueueKey:
         """The queue in which it waits."""
         return self.base_id, self.digest, self.owner
-
-    def set_state(self, state: State) -> None:
-        """Move to another state; raise Internal for one that does not follow."""
-        if state not in TRANSITIONS.get(self.state, ()):
-            raise Internal(f"a request went from {self.state.value} to {state.value}")
-        self.state = state
-
-    def mark_running(self) -> None:
-        """Move to RUNNING when the first of its sequences starts."""
-        if self.state is State.WAITING:
-            self.set_state(State.RUNNING)
 
 
 def requested_bases(groups: Iterable[SequenceGroup], running: Iterable[SequenceGroup]) -> dict[str, int]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry.errors import Busy, Internal, Unavailable
+from registry.errors import Busy, Unavailable
 from registry.spec import PrefixConfig
 from service.engine.fairness import MAX_OVERLOAD, AdmissionControl
 from service.engine.kv_budget import MIN_ROW_POSITIONS
@@ -563,11 +563,3 @@ def test_failing_one_request_of_a_step_leaves_the_others() -> None:
     assert scheduler.finish([segment.sequence for segment in step.segments]) == [running], (
         "those of an ended request are ignored"
     )
-
-
-def test_states_never_go_back() -> None:
-    simulation = simulation_of()
-    [group] = simulation.add([score(3)])
-    drain(simulation)
-    with pytest.raises(Internal, match="finished to running"):
-        group.set_state(State.RUNNING)
