@@ -213,16 +213,12 @@ class Executor:
 
 def _call_step_listeners(groups: list[SequenceGroup]) -> Failures:
     """Call each `on_step` listener of these requests once; return the requests of those that raise."""
-    listeners: dict[Callable[[], None], list[SequenceGroup]] = {}
-    for group in groups:
-        if group.request.on_step is not None:
-            listeners.setdefault(group.request.on_step, []).append(group)
     failures: Failures = []
-    for listener, listening in listeners.items():
+    for listener in dict.fromkeys(group.request.on_step for group in groups if group.request.on_step is not None):
         try:
             listener()
         except Exception as error:
-            failures += [(group, error) for group in listening]
+            failures += [(group, error) for group in groups if group.request.on_step == listener]
     return failures
 
 
