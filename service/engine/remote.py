@@ -14,7 +14,7 @@ from registry.base_model import BaseText
 from registry.errors import SoupError
 from service.engine.progress import RequestProgress
 from service.engine.request import Delta, GenerateRequest, Generation, Request, Scores
-from service.engine.steps import SequenceGroup, Ticket
+from service.engine.steps import SequenceGroup
 from service.engine.text_calls import BaseSource, EngineCalls
 
 Outcome = Generation | Scores | SoupError
@@ -65,37 +65,21 @@ class RemoteEngine(EngineCalls):
 
 
 class RemoteRequest(RequestProgress):
-    """Progress of a request that is computed elsewhere."""
+    """Progress of a request that is computed elsewhere: it starts when it is known to be admitted there."""
 
     def __init__(self, group: SequenceGroup, number: int) -> None:
         super().__init__()
         self.group, self.number = group, number
-        self.is_admitted = False
-        """True while the one that computes it is known to have taken it."""
+        self.request, self.ticket = group.request, group.ticket
         self.tokens = 0
 
     @property
-    def request(self) -> Request:
-        """The request."""
-        return self.group.request
-
-    @property
-    def ticket(self) -> Ticket:
-        """Its ticket."""
-        return self.group.ticket
-
-    @property
     def token_counts(self) -> tuple[int, int]:
-        """Tokens read and generated as far as known here; an admitted request has read its prompt."""
-        if not self.is_admitted:
+        """Tokens read and generated as far as known here; a request that has started has read its prompt."""
+        if self.started_at is None:
             return 0, 0
         texts = (self.request.prompt,) if isinstance(self.request, GenerateRequest) else self.request.windows
         return sum(map(len, texts)), self.tokens
-
-    def mark_admitted(self) -> None:
-        """Record that it was admitted."""
-        if not self.is_admitted:
-            self.is_admitted, self.started_at = True, time.monotonic()
 
     def add_tokens(self, deltas: Iterable[Delta]) -> None:
         """Count new tokens and pass them to `on_token`."""

@@ -238,7 +238,7 @@ class ProcessEngine(RemoteEngine):
         """A request of which something was computed; None if it has ended."""
         remote = self._remote.get(number)
         if remote is not None:
-            remote.mark_admitted()
+            remote.mark_started()
         return remote
 
     def _on_ended(self, number: int, ended: Ended) -> None:

@@ -175,7 +175,7 @@ class RayEngine(RemoteEngine):
         """
         if self._is_stopping:
             raise Unavailable(STOPPING)
-        pending = [remote.group for remote in self._remote.values() if not remote.is_admitted]
+        pending = [remote.group for remote in self._remote.values() if remote.started_at is None]
         self._admission.check(pending, owner, lambda _tokens: RETRY_SECONDS)  # the replicas' speed is unknown
 
     # --- on the event loop ------------------------------------------------------------------------
@@ -244,7 +244,7 @@ class RayEngine(RemoteEngine):
                 log.warning("a replica on Ray was lost", extra={"fields": fields})
                 if remote.tokens:
                     raise Unavailable(INTERRUPTED, retry_after=RETRY_SECONDS) from lost
-                remote.is_admitted = False
+                remote.started_at = None
             else:
                 if attempt == MAX_ATTEMPTS - 1 or not isinstance(result.outcome, Busy):
                     return result
@@ -286,7 +286,7 @@ class RayEngine(RemoteEngine):
             if isinstance(message, Ended):
                 await _exhaust(answer)
                 return message
-            remote.mark_admitted()
+            remote.mark_started()
             remote.add_tokens(message)
             if message:
                 self._passed_at |= dict.fromkeys((None, remote.request.base_id), time.monotonic())

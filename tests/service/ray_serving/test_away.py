@@ -146,7 +146,7 @@ def test_a_replica_that_is_stopped_after_a_token_is_an_error(base: LoadedBase, e
 
 def until_taken(engine: RayEngine) -> None:
     """Wait until replicas have all requests."""
-    until(lambda: all(remote.is_admitted for remote in list(engine._remote.values())), "a replica that takes it")
+    until(lambda: all(remote.started_at for remote in list(engine._remote.values())), "a replica that takes it")
 
 
 def until_over(engine: RayEngine) -> None:
