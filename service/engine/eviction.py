@@ -34,7 +34,9 @@ class Evictor:
     def limit_runner(self, runner: Runner) -> None:
         """Apply the limits to the runner of a base model that was loaded. Called by the loading thread."""
         base_id = runner.base.entry.id
-        runner.limit_spare(lambda positions: self._may_spare(positions * self._kv_budget.bytes_per_position(base_id)))
+        runner.kv_cache.may_spare = lambda positions: self._may_spare(
+            positions * self._kv_budget.bytes_per_position(base_id)
+        )
         runner.batched.stack_budget = lambda needed: self._stack_budget(runner, needed)
 
     def free_unused(self, running: Mapping[str, Iterable[object]]) -> None:
@@ -44,7 +46,7 @@ class Evictor:
             self._bases.peek(base_id).retain(running.get(base_id, ()))
         if not self._may_spare(0):
             for runner in self._runners():
-                runner.free_spare()
+                runner.kv_cache.free_spare()
 
     def _sync_prefixes(self) -> None:
         """Let the runners copy the prefixes that were added to the cache, and free those that were evicted."""
@@ -100,7 +102,7 @@ class Evictor:
         if self._kv_budget.limit is None:
             return True
         spare = sum(
-            runner.spare_positions * self._kv_budget.bytes_per_position(runner.base.entry.id)
+            runner.kv_cache.spare_positions * self._kv_budget.bytes_per_position(runner.base.entry.id)
             for runner in self._runners()
         )
         return self._kv_budget.bytes + spare + more <= self._kv_budget.limit

@@ -156,6 +156,7 @@ class KVCache:
         """Positions of spare rows."""
         return sum(slab.spare_positions for slab in self._slabs.values())
 
+    @torch.inference_mode()
     def free_spare(self) -> None:
         """Free the memory of spare rows."""
         for slab in self._slabs.values():

@@ -94,31 +94,17 @@ class Runner:
             if base.shape.model_type in FAMILIES
             else partial(packed_states, base.model)
         )
-        self._kv_cache = KVCache()
+        self.kv_cache = KVCache()
         self._prefixes: dict[object, KVCopy] = {}
         self._dynamic_caches: dict[object, DynamicCache] = {}  # of a base model that is not packed
         self._first_position = first_position(base.model)
-
-    def limit_spare(self, may_spare: Callable[[int], bool]) -> None:
-        """Allocate spare rows only if `may_spare` accepts their number of further positions."""
-        self._kv_cache.may_spare = may_spare
-
-    @property
-    def spare_positions(self) -> int:
-        """Positions of spare rows."""
-        return self._kv_cache.spare_positions
-
-    @torch.inference_mode()
-    def free_spare(self) -> None:
-        """Free the spare rows."""
-        self._kv_cache.free_spare()
 
     @torch.inference_mode()
     def retain(self, sequences: Iterable[object]) -> None:
         """Release the rows of all sequences but these; without any, also the adapters of the last pass."""
         retained = set(sequences)
-        for sequence in [sequence for sequence in self._kv_cache if sequence not in retained]:
-            self._kv_cache.release(sequence)
+        for sequence in [sequence for sequence in self.kv_cache if sequence not in retained]:
+            self.kv_cache.release(sequence)
         self._dynamic_caches = {owner: cache for owner, cache in self._dynamic_caches.items() if owner in retained}
         if not retained:
             self.batched.clear_plan()
@@ -129,8 +115,8 @@ class Runner:
 
         Returns False if they are not all there and finite.
         """
-        copied = self._kv_cache.copy_out(sequence, positions)
-        self._kv_cache.release(sequence)
+        copied = self.kv_cache.copy_out(sequence, positions)
+        self.kv_cache.release(sequence)
         if copied is None:
             return False
         self._prefixes[prefix] = copied
@@ -227,12 +213,12 @@ class Runner:
         states = None if task.adapter is None else task.adapter.prefix
         prefix = self._prefixes.get(task.copy_from)
         if prefix is not None:
-            self._kv_cache.copy_in(prefix, task.sequence, length, reserve=reserve)
+            self.kv_cache.copy_in(prefix, task.sequence, length, reserve=reserve)
         elif task.copy_from is not None:
-            self._kv_cache.copy(task.copy_from, task.sequence, length, reserve=reserve)
-        row = self._kv_cache.reserve(task.sequence, reserve)
+            self.kv_cache.copy(task.copy_from, task.sequence, length, reserve=reserve)
+        row = self.kv_cache.reserve(task.sequence, reserve)
         if states is not None and row.length == 0:
-            self._kv_cache.fill(task.sequence, states.to(self.base.model.dtype))
+            self.kv_cache.fill(task.sequence, states.to(self.base.model.dtype))
         row.length = length  # a pass that failed may have written further
         return row
 

@@ -47,7 +47,7 @@ def runner_of(engine: Engine) -> Runner:
 def kv_bytes(engine: Engine) -> int:
     """Bytes of all tensors of keys and values, and of cached prefixes, counted in them."""
     runner = runner_of(engine)
-    slabs = runner._kv_cache._slabs.values()
+    slabs = runner.kv_cache._slabs.values()
     rows = sum(states.nbytes for slab in slabs for states in slab.layers.values())
     return rows + sum(copied.buffer.nbytes for copied in runner._prefixes.values())
 
@@ -67,7 +67,7 @@ def test_keys_and_values_take_what_they_may_and_no_more(base: LoadedBase, rows: 
         for _ in range(int(draw.integers(0, 6))):
             engine.step()
             assert kv_bytes(engine) <= rows * each
-            spare = max(spare, runner_of(engine).spare_positions)
+            spare = max(spare, runner_of(engine).kv_cache.spare_positions)
     assert (spare > 0) or rows < 40, "what is free is used for rows to come"
     run(engine)
 
