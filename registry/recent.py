@@ -55,6 +55,12 @@ class Recent(Generic[Value]):
                 self.put(key, value, size=size)
             return value
 
-    def _drop(self, key: str) -> None:
-        if key in self._entries:
-            self._size -= self._entries.pop(key)[1]
+    def pop(self, key: str) -> Value | None:
+        """Drop a key and return its value; None where there is none."""
+        with self._lock:
+            return self._drop(key)
+
+    def _drop(self, key: str) -> Value | None:
+        value, size = self._entries.pop(key, (None, 0))
+        self._size -= size
+        return value

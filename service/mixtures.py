@@ -8,17 +8,18 @@ when the engine loads them.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from concurrent.futures import Future
 from functools import partial
 
 from registry.adapters.loadable import LoadableAdapter, Tensors
 from registry.cook.mix import PlannedRecipe
+from registry.recent import Recent
 
 REMEMBERED_MIXTURES = 1024
 """Maximum number of mixtures; the least recently used is dropped first."""
 UNLOADED_MIXTURES = 4
-"""Maximum number of mixtures whose tensors are kept for their first load; the oldest are dropped first."""
+"""Maximum number of mixtures whose tensors are kept for their first load; the oldest are dropped first: of requests
+that wait, were refused, or need no load."""
 MIXING_THREADS = 2
 """Mixtures that are mixed at once; other requests wait."""
 
@@ -28,8 +29,8 @@ class Mixtures:
 
     def __init__(self) -> None:
         # both by the recipe's digest; the first has the digests of the adapters
-        self._mixed: OrderedDict[str, Future[str]] = OrderedDict()
-        self._unloaded: OrderedDict[str, Tensors] = OrderedDict()
+        self._mixed = Recent[Future[str]](REMEMBERED_MIXTURES)
+        self._unloaded = Recent[Tensors](UNLOADED_MIXTURES)
         self._lock = threading.Lock()
         self._mixing = threading.BoundedSemaphore(MIXING_THREADS)
 
@@ -42,10 +43,8 @@ class Mixtures:
         with self._lock:
             future = self._mixed.get(key)
             if is_new := future is None:
-                future = self._mixed[key] = Future()
-            self._mixed.move_to_end(key)
-            if len(self._mixed) > REMEMBERED_MIXTURES:
-                self._mixed.popitem(last=False)
+                future = Future()
+                self._mixed.put(key, future)
         if is_new:
             self._mix(planned, future)
         return LoadableAdapter(future.result(), planned.config, partial(self._load, planned))
@@ -55,20 +54,12 @@ class Mixtures:
             with self._mixing:
                 tensors = planned.mix_tensors()
             digest = planned.digest_of(tensors)
-            self._keep_for_first_load(planned, tensors)
+            self._unloaded.put(planned.recipe.digest, tensors)
             future.set_result(digest)
         except BaseException as error:
-            with self._lock:
-                self._mixed.pop(planned.recipe.digest, None)
+            self._mixed.pop(planned.recipe.digest)
             future.set_exception(error)
 
-    def _keep_for_first_load(self, planned: PlannedRecipe, tensors: Tensors) -> None:
-        with self._lock:
-            self._unloaded[planned.recipe.digest] = tensors
-            if len(self._unloaded) > UNLOADED_MIXTURES:  # of requests that wait, were refused, or need no load
-                self._unloaded.popitem(last=False)
-
     def _load(self, planned: PlannedRecipe) -> Tensors:
-        with self._lock:
-            tensors = self._unloaded.pop(planned.recipe.digest, None)
+        tensors = self._unloaded.pop(planned.recipe.digest)
         return planned.mix_tensors() if tensors is None else tensors
