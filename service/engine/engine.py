@@ -56,8 +56,7 @@ class Engine(EngineCalls):
     """
 
     def __init__(self, bases: BaseSource, limits: EngineLimits = EngineLimits()) -> None:
-        super().__init__()
-        self._source = bases
+        super().__init__(bases)
         self._kv_budget = KVBudget(limits.kv_bytes, self._position_bytes)
         self._admission = AdmissionControl(limits.max_requests, limits.max_tokens)
         self._threads = limits.threads or ALL
@@ -92,7 +91,6 @@ class Engine(EngineCalls):
         self._events = self._seen_events = 0  # requests and loads, and those the thread has seen; under `_changed`
         self._speed: float | None = None  # tokens a second, smoothed
         self._passed_at: dict[str | None, float] = {}  # last pass of each base model; under None, of any
-        self._ended_counts = dict.fromkeys(("finished", "failed", "cancelled"), 0)
 
     # --- from any thread ------------------------------------------------------------------------
 
@@ -116,10 +114,6 @@ class Engine(EngineCalls):
             if self._stop_at is not None:
                 raise Unavailable(STOPPING)
             self._admission.check(self._scheduler.groups(), owner, self._retry_after)
-
-    def base(self, base_id: str) -> BaseText:
-        """Tokenizer and shape of a base model, without its weights."""
-        return self._source.text(base_id)
 
     def loaded_bases(self) -> tuple[str, ...]:
         """See `EngineCalls`."""

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import count
 
-from registry.base_model import BaseText
 from registry.errors import SoupError
 from service.engine.progress import RequestProgress
 from service.engine.request import Delta, GenerateRequest, Generation, Request, Scores
@@ -25,17 +24,11 @@ class RemoteEngine(EngineCalls):
     """Base of the engines that send requests elsewhere; `source` has the tokenizers and shapes of their base models."""
 
     def __init__(self, source: BaseSource) -> None:
-        super().__init__()
-        self._source = source
+        super().__init__(source)
         self._changed = threading.Condition()  # guards the requests; notified of ended ones
         self._ids = count()
         self._remote: dict[int, RemoteRequest] = {}
         """The requests that have not ended, by number."""
-        self._ended_counts = dict.fromkeys(("finished", "failed", "cancelled"), 0)
-
-    def base(self, base_id: str) -> BaseText:
-        """Tokenizer and shape of a base model, without its weights."""
-        return self._source.text(base_id)
 
     def _add(self, requests: Sequence[Request]) -> list[RemoteRequest]:
         """Number requests and follow them from now on; under the lock."""

@@ -58,13 +58,15 @@ class EngineCalls(ABC):
     again, instead of raising Busy or Unavailable.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, source: BaseSource) -> None:
+        self._source = source
+        self._ended_counts = dict.fromkeys(("finished", "failed", "cancelled"), 0)
         self.adapter_metrics = AdapterMetrics()
         """Sums over the requests that have ended, by adapter."""
 
-    @abstractmethod
     def base(self, base_id: str) -> BaseText:
-        """Tokenizer and shape of a base model."""
+        """Tokenizer and shape of a base model, without its weights."""
+        return self._source.text(base_id)
 
     @abstractmethod
     def start(self, base_ids: Sequence[str] = ()) -> Future[None]:
