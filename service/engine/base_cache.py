@@ -51,7 +51,6 @@ class BaseCache(Generic[Prepared]):
         self.on_evict: Callable[[str], None] = lambda _base_id: None
         """Called with each base model's id before it is evicted."""
         self._source = source
-        self._sizes: dict[str, int] = {}
         self.budget = budget
         self._on_loaded = on_loaded
         self._bases: OrderedDict[str, Prepared] = OrderedDict()
@@ -68,7 +67,7 @@ class BaseCache(Generic[Prepared]):
 
     def check(self, base_id: str) -> None:
         """Raise Unavailable for a base model that alone exceeds the budget. Safe from any thread."""
-        size = self._size(base_id)
+        size = self._source.size(base_id)
         if self.budget is not None and size > self.budget:
             raise Unavailable(
                 f"Base model {base_id!r} takes {size} bytes, and this server may hold {self.budget} bytes of base "
@@ -147,7 +146,7 @@ class BaseCache(Generic[Prepared]):
         plan: list[str] = []
         total = spare = 0
         for base_id, adapter in requested.items():
-            size = self._size(base_id)
+            size = self._source.size(base_id)
             needed = size if not plan else total + size + max(spare, adapter)
             if needed <= self.budget:
                 plan.append(base_id)
@@ -158,13 +157,13 @@ class BaseCache(Generic[Prepared]):
         """Evict until `base_id` and `spare` bytes fit; return False if they do not fit beside the `protected` ones."""
         if self.budget is None:
             return True
-        allowed = self.budget - spare - (0 if base_id in self._bases else self._size(base_id))
+        allowed = self.budget - spare - (0 if base_id in self._bases else self._source.size(base_id))
         evicted: list[str] = []
         remaining = self.bytes
         for loaded in self._bases:
             if remaining > allowed and loaded not in protected:
                 evicted.append(loaded)
-                remaining -= self._size(loaded)
+                remaining -= self._source.size(loaded)
         if remaining > allowed:
             return False
         self._evict(evicted)
@@ -177,7 +176,7 @@ class BaseCache(Generic[Prepared]):
         for base_id in base_ids:
             self.on_evict(base_id)
             del self._bases[base_id]
-            self.bytes -= self._size(base_id)
+            self.bytes -= self._source.size(base_id)
             log.info("base model %s is dropped", base_id)
         self._publish_loaded()
         gc.collect()  # a model's modules refer to each other
@@ -185,19 +184,13 @@ class BaseCache(Generic[Prepared]):
             torch.cuda.empty_cache()
         _return_freed_memory()
 
-    def _size(self, base_id: str) -> int:
-        """Bytes of a base model; raises, if at all, at the first call."""
-        if base_id not in self._sizes:
-            self._sizes[base_id] = self._source.size(base_id)
-        return self._sizes[base_id]
-
     def _publish_loaded(self) -> None:
         self.loaded = tuple(self._bases)
 
     # --- loading --------------------------------------------------------------------------------
 
     def _start(self, base_id: str, *, background: bool) -> None:
-        self.bytes += self._size(base_id)
+        self.bytes += self._source.size(base_id)
         future: Future[Prepared] = Future()
         self._loading = base_id, future
         if background:
@@ -233,7 +226,7 @@ class BaseCache(Generic[Prepared]):
         self._loading = None
         error = future.exception()
         if isinstance(error, SoupError):
-            self.bytes -= self._size(base_id)
+            self.bytes -= self._source.size(base_id)
             return {base_id: error}
         self._bases[base_id] = future.result()
         self.loads += 1
