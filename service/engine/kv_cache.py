@@ -118,6 +118,11 @@ class KVCopy:
     layers: Mapping[int, Tensor]
     length: int
 
+    def write(self, row: Row, positions: int) -> None:
+        """Write the first `positions` to a row."""
+        for layer, states in self.layers.items():
+            row.fill(layer, states[:, :positions])
+
 
 class KVCache:
     """The rows of one base model, by sequence."""
@@ -162,11 +167,9 @@ class KVCache:
         for slab in self._slabs.values():
             slab.free_spare()
 
-    def copy(self, source: Hashable, sequence: Hashable, positions: int, *, reserve: int) -> None:
-        """Copy the first `positions` of another sequence to a new one, in a row that holds `reserve` positions."""
-        row = self.reserve(sequence, reserve)
+    def copy(self, source: Hashable, row: Row, positions: int) -> None:
+        """Copy the first `positions` of a sequence to the row of another one."""
         _copy(self._rows[source], row, positions)
-        row.length = positions
 
     def copy_out(self, sequence: Hashable, positions: int) -> KVCopy | None:
         """Return a copy of the first `positions` of a row; None if it has fewer, or a number that is not finite."""
@@ -179,20 +182,6 @@ class KVCache:
         copies = [piece.view(states.shape).copy_(states) for piece, states in zip(pieces, views, strict=True)]
         layers = dict(zip(row.slab.layers, copies, strict=True))
         return KVCopy(buffer, layers, positions) if bool(buffer.isfinite().all()) else None
-
-    def copy_in(self, copied: KVCopy, sequence: Hashable, positions: int, *, reserve: int) -> None:
-        """Write the first `positions` of a copy to a new sequence, in a row that holds `reserve` positions."""
-        row = self.reserve(sequence, reserve)
-        for layer, states in copied.layers.items():
-            row.fill(layer, states[:, :positions])
-        row.length = positions
-
-    def fill(self, sequence: Hashable, states: Tensor) -> None:
-        """Write keys and values (layers, 2, heads, length, size) to an empty row."""
-        row = self._rows[sequence]
-        for layer, pair in enumerate(states):
-            row.fill(layer, pair.flatten(0, 1))
-        row.length = states.shape[3]
 
     def release(self, sequence: Hashable) -> None:
         """Release a sequence's row, if it has one."""

@@ -209,16 +209,17 @@ class Runner:
 
     def _prepare_row(self, task: ForwardTask) -> Row:
         """The row of a task, filled with the keys and values before its tokens."""
-        length, reserve = task.virtual_tokens + task.start, task.virtual_tokens + task.reserve
+        length = task.virtual_tokens + task.start
+        row = self.kv_cache.reserve(task.sequence, task.virtual_tokens + task.reserve)
         states = None if task.adapter is None else task.adapter.prefix
         prefix = self._prefixes.get(task.copy_from)
         if prefix is not None:
-            self.kv_cache.copy_in(prefix, task.sequence, length, reserve=reserve)
+            prefix.write(row, length)
         elif task.copy_from is not None:
-            self.kv_cache.copy(task.copy_from, task.sequence, length, reserve=reserve)
-        row = self.kv_cache.reserve(task.sequence, reserve)
-        if states is not None and row.length == 0:
-            self.kv_cache.fill(task.sequence, states.to(self.base.model.dtype))
+            self.kv_cache.copy(task.copy_from, row, length)
+        elif states is not None and row.length == 0:
+            for layer, pair in enumerate(states.to(self.base.model.dtype)):
+                row.fill(layer, pair.flatten(0, 1))
         row.length = length  # a pass that failed may have written further
         return row
 

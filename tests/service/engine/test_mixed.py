@@ -383,7 +383,9 @@ def test_rows_move_to_larger_ones_and_into_gaps_with_what_they_hold() -> None:
         fill(memory, owner, 10 + number, 1.0 + number)
     memory.release("b")
     memory.reserve("c", 3 * MIN_ROW_POSITIONS)
-    memory.copy("a", "f", 7, reserve=20)
+    copied = memory.reserve("f", 20)
+    memory.copy("a", copied, 7)
+    copied.length = 7
     for owner, length, factor in (("a", 10, 1.0), ("c", 12, 3.0), ("d", 13, 4.0), ("e", 14, 5.0), ("f", 7, 1.0)):
         assert torch.equal(stored_states(memory, owner), factor * STATES[:, :length])
     assert memory.reserve("c", 1).slab.capacity == 4 * MIN_ROW_POSITIONS
