@@ -123,11 +123,6 @@ class Engine(EngineCalls):
         """See `EngineCalls`."""
         return self._is_packed.get(base_id)
 
-    def preload(self, base_ids: Sequence[str]) -> None:
-        """Load these base models, in this order, as many as fit; before `start`. Raises what loading raises."""
-        for error in self._bases.update(dict.fromkeys(base_ids, 0), frozenset(), background=False).values():
-            raise error
-
     def counters(self) -> dict[str, float]:
         """See `EngineCalls`; those whose names end in `_total` never fall."""
         with self._changed:
@@ -191,7 +186,7 @@ class Engine(EngineCalls):
     def _run(self, base_ids: Sequence[str]) -> None:
         use_cores(self._threads)
         try:
-            self._preload_first(base_ids)
+            self._preload(base_ids)
             while self._wait_for_requests():
                 try:
                     if not self.step():
@@ -202,9 +197,11 @@ class Engine(EngineCalls):
         finally:
             self._fail_all(Unavailable(STOPPING))
 
-    def _preload_first(self, base_ids: Sequence[str]) -> None:
+    def _preload(self, base_ids: Sequence[str]) -> None:
+        """Load these base models, in this order, as many as fit."""
         try:
-            self.preload(base_ids)
+            for error in self._bases.update(dict.fromkeys(base_ids, 0), frozenset(), background=False).values():
+                raise error
         except Exception as error:
             self._preloaded.set_exception(error)
         else:

@@ -26,8 +26,7 @@ class Replica:
     def __init__(self, plan: EnginePlan) -> None:
         self._host = EngineHost(plan)
         self._engine = self._host.engine
-        self._engine.preload(list(plan.bases))
-        self._engine.start()
+        self._engine.start(list(plan.bases)).result()
         self._streams = 0
         self._outbox = Outbox(asyncio.get_running_loop())
 

@@ -379,7 +379,7 @@ def test_without_a_budget_bases_load_at_their_first_use_and_stay(source: Source)
 
 def test_others_go_on_while_one_is_loaded(source: Source) -> None:
     engine = Engine(source)
-    engine.preload(["a"])
+    ended(engine, request("a"))
     with started(engine):
         source.gate = threading.Event()
         slow = engine.submit(request("b"))
@@ -421,7 +421,8 @@ def test_an_error_of_foreign_code_is_told_without_its_details(source: Source, mo
 def test_preload_takes_as_many_as_fit_in_order(source: Source) -> None:
     source.sizes |= {"a": 10, "b": 15, "c": 5}
     engine = Engine(source, EngineLimits(memory_bytes=16))
-    engine.preload(["a", "b", "c"])
+    engine.start(["a", "b", "c"]).result(20)
+    engine.stop(drain=0)
     assert (source.loads, engine.loaded_bases()) == (["a", "c"], ("a", "c"))
 
 

@@ -542,7 +542,7 @@ def test_an_exception_in_a_batch_is_the_end_of_that_batch_only(
     base: LoadedBase, monkeypatch: pytest.MonkeyPatch, step: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine, prompt = engine_of(base), prompts_of(base)[0]
-    engine.preload(["tiny"])
+    ended(engine, ScoreRequest("tiny", (prompt,)))  # loads the base model
     real = Runner.run
 
     def fail(self: Runner, tasks: Sequence[ForwardTask]) -> list[ForwardResult]:

@@ -28,7 +28,7 @@ from registry.spec import (
 from service.engine import GenerateRequest, LoadableAdapter, SamplingParams, ScoreRequest
 from service.engine.engine import Engine
 from service.engine.text_calls import text_windows
-from tests.service.engine.stepping import answered, greedy, run, started, tokens_of
+from tests.service.engine.stepping import answered, ended, greedy, started, tokens_of
 from tests.service.loaded_bases import LoadedBases
 
 PREFIX = PrefixConfig(length=5)
@@ -180,13 +180,12 @@ def test_vectors_of_an_encoder_are_means_between_cls_and_the_end(encoder: Loaded
 
 
 def test_an_encoder_whose_states_are_no_numbers_says_so(encoder: LoadedBase) -> None:
-    engine = Engine(LoadedBases(encoder))
-    engine.preload(["bert"])
+    engine, request = Engine(LoadedBases(encoder)), ScoreRequest("bert", ((0, 5),), pooled=frozenset({0}))
+    ended(engine, request)  # loads the base model
     weight = encoder.model.get_submodule("encoder.layer.1.output.LayerNorm").weight
     intact = weight.data.clone()
     weight.data[0] = float("nan")
-    ticket = engine.submit(ScoreRequest("bert", ((0, 5),), pooled=frozenset({0})))
-    run(engine)
+    [ticket] = ended(engine, request)
     weight.data.copy_(intact)
     with pytest.raises(Unavailable, match="not finite numbers"):
         ticket.result(0)
