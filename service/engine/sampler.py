@@ -140,10 +140,7 @@ def _mask_disallowed(logits: Tensor, draw: Draw) -> Tensor:
 
 def _mask_all_but_top(logits: Tensor, count: int) -> Tensor:
     """Return logits (vocabulary,), minus infinity for all but the `count` largest; of equal ones the first stay."""
-    least = logits.topk(count).values[-1]
-    top = logits > least
-    top[(logits == least).nonzero()[: count - int(top.sum()), 0]] = True
-    return logits.masked_fill(~top, -torch.inf)
+    return logits.masked_fill(~_mask_of(logits.topk(count).values, logits), -torch.inf)
 
 
 def keep_nucleus(probabilities: Tensor, top_p: float) -> Tensor:
@@ -159,11 +156,15 @@ def keep_nucleus(probabilities: Tensor, top_p: float) -> Tensor:
         if bool(reached[-1]) or count == len(probabilities):
             break
         count = min(8 * count, len(probabilities))
-    nucleus = values[~reached]
-    least = nucleus[-1]
-    mask = probabilities > least
-    mask[(probabilities == least).nonzero()[: int((nucleus == least).sum()), 0]] = True
-    return torch.where(mask, probabilities, torch.zeros_like(probabilities))
+    return torch.where(_mask_of(values[~reached], probabilities), probabilities, torch.zeros_like(probabilities))
+
+
+def _mask_of(largest: Tensor, values: Tensor) -> Tensor:
+    """True for the `largest` of `values` (vocabulary,), which are sorted; of equal ones for the first."""
+    least = largest[-1]
+    mask = values > least
+    mask[(values == least).nonzero()[: len(largest) - int(mask.sum()), 0]] = True
+    return mask
 
 
 def top_tokens(scores: Tensor, count: int) -> list[TopTokens]:
