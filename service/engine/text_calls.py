@@ -206,13 +206,14 @@ class EngineCalls(ABC):
     def _submit(self, request: ScoreRequest, progress: WindowsDone | None, patient: bool) -> Ticket:
         give_up_at = time.monotonic() + RESTART_SECONDS
         while True:
+            was_starting = self.preloading  # it may have started by the time it has refused the request
             try:
                 return self.submit(request)
             except Busy:
                 if not patient:
                     raise
             except Unavailable:
-                if not (patient and self.preloading) or time.monotonic() > give_up_at:
+                if not (patient and (was_starting or self.preloading)) or time.monotonic() > give_up_at:
                     raise
             time.sleep(POLL_SECONDS)
             if progress is not None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import numpy as np
 import pytest
@@ -460,6 +460,15 @@ def test_a_patient_caller_waits_for_its_place(base: LoadedBase) -> None:
         assert waiting.result(30)[0].tokens == 1
     assert first.done()
     engine.stop()
+
+
+def test_a_patient_caller_waits_for_an_engine_that_has_started_meanwhile(
+    base: LoadedBase, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = Mock(side_effect=[Unavailable("It is starting."), DEFAULT], wraps=engine.submit)
+    monkeypatch.setattr(engine, "submit", submit)
+    monkeypatch.setattr(Engine, "preloading", property(lambda _engine: not submit.called))
+    assert engine.score("tiny", ["x"], patient=True)
 
 
 def test_a_cancelled_request_stops_and_the_others_do_not_notice(base: LoadedBase) -> None:
