@@ -104,12 +104,6 @@ class SetAsideBlobs(Protocol):
     def names(self) -> Iterator[str]:
         """Names of the set-aside blobs, `<day>/<64 hex>`; other files are ignored."""
 
-    def read_prefix(self, name: str, size: int) -> bytes:
-        """The first bytes of a set-aside blob; raises OSError."""
-
-    def remove(self, name: str) -> None:
-        """Delete a set-aside blob."""
-
     def mark(self) -> StoreMark | None:
         """The mark that ties the store to a database, None without one; raises Unavailable if it cannot be read."""
 

@@ -246,7 +246,7 @@ class SetAsideObjects:
         for name in self.names():
             if name.endswith(hex_of(digest)):
                 self._bucket.copy(f"{ASIDE}/{name}", key_of(digest))
-                self.remove(name)
+                self._bucket.delete(f"{ASIDE}/{name}")
                 return True
         return False
 
@@ -256,18 +256,6 @@ class SetAsideObjects:
             name = key.removeprefix(f"{ASIDE}/")
             if re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}/[0-9a-f]{64}", name):
                 yield name
-
-    def read_prefix(self, name: str, size: int) -> bytes:
-        """The first bytes of a set-aside blob; raises FileNotFoundError."""
-        key = f"{ASIDE}/{name}"
-        stamp = self._bucket.head(key)
-        if stamp is None:
-            raise FileNotFoundError(key)
-        return self._bucket.read_range(key, 0, min(size, stamp.size))
-
-    def remove(self, name: str) -> None:
-        """Delete a set-aside blob."""
-        self._bucket.delete(f"{ASIDE}/{name}")
 
     def mark(self) -> StoreMark | None:
         """The bucket's mark, None without one; raises Unavailable if it cannot be read."""

@@ -59,15 +59,6 @@ class SetAsideFiles:
             if re.fullmatch("[0-9a-f]{64}", path.name):
                 yield f"{path.parent.name}/{path.name}"
 
-    def read_prefix(self, name: str, size: int) -> bytes:
-        """The first bytes of a set-aside blob; raises OSError."""
-        with (self.folder / name).open("rb") as file:
-            return file.read(size)
-
-    def remove(self, name: str) -> None:
-        """Delete a set-aside blob."""
-        (self.folder / name).unlink(missing_ok=True)
-
     def mark(self) -> StoreMark | None:
         """The folder's mark, None without one; raises Unavailable if it cannot be read."""
         path = self._state.path / MARK

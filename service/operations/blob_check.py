@@ -54,6 +54,7 @@ def check_blobs(database: Database, blobs: ServerBlobs, *, alone: bool, accept: 
     blob_mark = set_aside.mark()  # before the database's, which is always advanced first
     with database.read() as catalogue:
         mark, named = catalogue.stores.mark(), catalogue.blobs.digests()
+        waiting = {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.active(kind)}
     stored = set(blobs.digests())  # after what the database names: that was stored before
     if not accept:
         _check_belongs(mark, blob_mark, named, stored, blobs)
@@ -64,25 +65,21 @@ def check_blobs(database: Database, blobs: ServerBlobs, *, alone: bool, accept: 
         with database.write() as catalogue:
             catalogue.removals.cancel_all()
     set_aside_digests = {"sha256:" + name[-64:] for name in set_aside.names()}
-    restored = {digest for digest in sorted((named - stored) & set_aside_digests) if set_aside.restore(digest)}
+    lacking = ((named | waiting) - stored) & set_aside_digests
+    restored = {digest for digest in sorted(lacking) if set_aside.restore(digest)}
     ended = delete_ended_requests(database, blobs, stored)
-    unnamed, requests = _unnamed(database, (stored | restored) - ended, named) if alone else [], 0
+    unnamed, requests = _unnamed(database, (stored | restored) - ended, named | waiting) if alone else [], 0
     for digest in unnamed:
         if not older and _is_request(blobs.read_prefix(digest, len(REQUEST))):
             blobs.delete(digest)
             requests += 1
         else:
             set_aside.put(digest, today)
-    moved = len(unnamed) - requests
-    for name in list(set_aside.names()) if alone and not older else []:
-        if _is_request(set_aside.read_prefix(name, len(REQUEST))):
-            set_aside.remove(name)
-            requests += 1
     _advance(database, set_aside, mark, blob_mark)
     report = BlobReport(
         older=older,
         restored=len(restored),
-        moved=moved,
+        moved=len(unnamed) - requests,
         set_aside=sum(1 for _ in set_aside.names()),
         deleted=len(ended) + requests,
         missing=len(named - stored - restored),
@@ -127,18 +124,13 @@ def _another(blobs: ServerBlobs) -> Unavailable:
 
 
 def _unnamed(database: Database, stored: set[str], named: set[str]) -> list[str]:
-    """Stored blobs that are not `named` by a transaction, not scheduled for removal, and not the request of a waiting
-    cook.
+    """Stored blobs that are not `named` by a transaction or a waiting cook, and not scheduled for removal.
 
     They come from a crash between storing bytes and committing their row, from requests of ended cooks, or from a
     database that was replaced by an older copy.
     """
     with database.read() as catalogue:
-        referenced = (
-            named
-            | catalogue.removals.pending()
-            | {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.active(kind)}
-        )
+        referenced = named | catalogue.removals.pending()
     return sorted(stored - referenced)
 
 

@@ -266,8 +266,37 @@ def test_an_older_copy_loses_nothing(tmp_path, blobs, caplog):
         assert (report.older, report.restored) == (True, 2)  # the other one is ahead of it by now
         assert set(blobs.digests()) == {*old, *new}
         assert aside(blobs) == {request}
-        assert start(database, blobs).deleted == 1  # it is its own again: text of a sample is not kept
-        assert aside(blobs) == set()
+
+
+@pytest.fixture
+def older(database, blobs, tmp_path) -> Iterator[Database]:
+    """A copy of the database that was made before its latest start."""
+    start(database, blobs)
+    database.close()
+    (tmp_path / "copy").mkdir()
+    copy = Path(shutil.copy(database.engine.url.database, tmp_path / "copy" / "soup.db"))
+    start(database, blobs)
+    with closing(Database(f"sqlite:///{copy}")) as older:
+        yield older
+
+
+def test_the_text_of_a_waiting_cook_comes_back_after_starts_on_an_older_copy(database, older, blobs):
+    request = blobs.put_bytes(request_bytes({"sample": "text"}))
+    cook(database, request, ended=False)
+    for _ in range(2):
+        start(older, blobs)
+    assert aside(blobs) == {request}
+    assert start(database, blobs).restored == 1
+    assert set(blobs.digests()) == {request}
+
+
+def test_an_upload_that_begins_like_a_request_comes_back_after_starts_on_an_older_copy(database, older, blobs):
+    (upload,) = named(database, blobs, b'{"request": {"text": "Summarise this."}}')
+    for _ in range(2):
+        start(older, blobs)
+    assert aside(blobs) == {upload}
+    assert start(database, blobs).restored == 1
+    assert set(blobs.digests()) == {upload}
 
 
 def test_set_aside_training_data_that_begins_like_a_request_is_not_deleted(database, blobs):
