@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,34 +39,12 @@ class GradientSetup(Frozen):
     log_level: str = "info"
 
 
-class WeighingTask(Frozen):
-    """Weigh adapters; answered with a Weighing."""
-
-    do: Literal["weigh"] = "weigh"
-    request: WeighingRequest
-
-
-class TuningTask(Frozen):
-    """Tune a soup; answered with a Tuned, whose tensors, if any, are then in `file`, as for a StatisticTask."""
-
-    do: Literal["tune"] = "tune"
-    request: TuningRequest
-    file: Path
-
-
-class StatisticTask(Frozen):
-    """Compute a statistic; answered with a MeasuredStatistic, whose bytes are then in `file`.
-
-    The parent creates `file`, stores its content and removes it, so that a killed child leaves no blob behind.
-    """
-
-    do: Literal["measure"] = "measure"
-    request: StatisticRequest
-    file: Path
-
-
 class _GradientTasks:
-    """Runs tasks on one base model, loaded at the first, with a cache of what weighing computed."""
+    """Runs tasks on one base model, loaded at the first, with a cache of what weighing computed.
+
+    A task says what to `do`: `weigh`, `tune` or `measure`, with a `request`. The last two write tensors, if there are
+    any, to `file`, which the parent creates, stores and removes, so that a killed child leaves no blob behind.
+    """
 
     def __init__(self, setup: GradientSetup) -> None:
         self._setup = setup
@@ -88,15 +65,14 @@ class _GradientTasks:
 
     def _run(self, base: LoadedBase, task: Json, progress: Progress) -> Frozen:
         if task["do"] == "weigh":
-            weighing = WeighingTask.model_validate(task)
-            return weigh(base, weighing.request, self._load, cache=self._cache, progress=progress)
+            weighing = WeighingRequest.model_validate(task["request"])
+            return weigh(base, weighing, self._load, cache=self._cache, progress=progress)
+        file = Path(task["file"])
         if task["do"] == "measure":
-            measuring = StatisticTask.model_validate(task)
-            return measure(
-                base, measuring.request, self._load, partial(_write, measuring.file, save_tensors), progress=progress
-            )
-        tuning = TuningTask.model_validate(task)
-        return tune(base, tuning.request, self._load, partial(_write, tuning.file, save_unique), progress=progress)
+            measuring = StatisticRequest.model_validate(task["request"])
+            return measure(base, measuring, self._load, partial(_write, file, save_tensors), progress=progress)
+        tuning = TuningRequest.model_validate(task["request"])
+        return tune(base, tuning, self._load, partial(_write, file, save_unique), progress=progress)
 
     def _load(self, stored: StoredAdapter) -> Tensors:
         return load_tensors(self._blobs.read(stored.blob))

@@ -14,6 +14,7 @@ from registry.mixing.compat import SoupIngredient
 from registry.progress import Progress
 from registry.select.select import Chosen, Fit
 from registry.spec import (
+    BaseEntry,
     CookRequest,
     MeasuredStatistic,
     Passage,
@@ -31,12 +32,12 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class Computations:
-    """Functions that run where pools are fitted and gradients computed; the last three take the base model's id."""
+    """Functions that run where pools are fitted and gradients computed; the last three take the base model's entry."""
 
     fit: Fit
-    weigh: Callable[[str, WeighingRequest], Weighing]
-    tune: Callable[[str, TuningRequest], Tuned]
-    measure: Callable[[str, StatisticRequest], MeasuredStatistic]
+    weigh: Callable[[BaseEntry, WeighingRequest], Weighing]
+    tune: Callable[[BaseEntry, TuningRequest], Tuned]
+    measure: Callable[[BaseEntry, StatisticRequest], MeasuredStatistic]
 
 
 @dataclass(frozen=True)

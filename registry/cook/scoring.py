@@ -206,7 +206,7 @@ def _noise_control(job: CookJob, proposal: Proposal, base: Scores, best: ScoredC
     weighings: list[Weighing] = []
     for request in proposal.noise:
         job.report(3, f"weighing {len(request.candidates)} adapters of noise")
-        weighings.append(job.computations.weigh(job.base.entry.id, request))
+        weighings.append(job.computations.weigh(job.base.entry, request))
     unseen = [weighing.unseen for weighing in weighings if weighing.unseen is not None]
     noise_nll = np.array([nll for scores in unseen for nll in scores.nll])
     if [count for scores in unseen for count in scores.tokens] != best.scores.tokens.tolist():

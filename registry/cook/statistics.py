@@ -124,7 +124,7 @@ class _Statistics:
         texts, _ = draw(decode_lines(registry.blobs.read(sample)), MOST_PASSAGES)
         stored = StoredAdapter(config=owner.config, blob=owner.weights_blob)
         request = StatisticRequest(kind=self.kind, adapter=stored, texts=tuple(texts))
-        measured = job.computations.measure(job.base.entry.id, request)
+        measured = job.computations.measure(job.base.entry, request)
         try:
             return self._record(ingredient, owner, sample, measured)
         finally:

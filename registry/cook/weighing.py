@@ -133,7 +133,7 @@ class _Weigher:
         job = self.job
         job.report(1, f"weighing {len(task.adapters.adapters)} adapters on {task.passages} passages")
         began = time.perf_counter()
-        weighing = None if task.request is None else job.computations.weigh(job.base.entry.id, task.request)
+        weighing = None if task.request is None else job.computations.weigh(job.base.entry, task.request)
         seconds = time.perf_counter() - began
         plans: dict[Way, MixPlan] = {}
         single = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from registry.catalogue import Catalogue
@@ -11,16 +12,7 @@ from registry.catalogue.rows import JobRow, Namespaces, SelectorRow
 from registry.context import Caller
 from registry.cook.job import Computations
 from registry.progress import Progress
-from registry.spec import (
-    MeasuredStatistic,
-    PoolSpec,
-    SelectorSpec,
-    StatisticRequest,
-    Tuned,
-    TuningRequest,
-    Weighing,
-    WeighingRequest,
-)
+from registry.spec import PoolSpec, SelectorSpec
 from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
 from service.services import Services
@@ -52,17 +44,12 @@ class JobContext:
     @property
     def computations(self) -> Computations:
         """Fits, weighing, tuning and statistics in their child processes, as part of this job."""
-
-        def weigh(base_id: str, request: WeighingRequest) -> Weighing:
-            return self.computing.weigh(self.services.bases[base_id].entry, request, progress=self.progress)
-
-        def tune(base_id: str, request: TuningRequest) -> Tuned:
-            return self.computing.tune(self.services.bases[base_id].entry, request, progress=self.progress)
-
-        def measure(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
-            return self.computing.measure(self.services.bases[base_id].entry, request, progress=self.progress)
-
-        return Computations(self.fit, weigh, tune, measure)
+        return Computations(
+            self.fit,
+            partial(self.computing.weigh, progress=self.progress),
+            partial(self.computing.tune, progress=self.progress),
+            partial(self.computing.measure, progress=self.progress),
+        )
 
 
 @dataclass(frozen=True)

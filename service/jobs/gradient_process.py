@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import TypeVar
 
 from registry.blobs import BlobStore, open_blobs
 from registry.errors import Internal
@@ -18,6 +19,7 @@ from registry.names import sha256_digest
 from registry.progress import Progress
 from registry.spec import (
     BaseEntry,
+    Frozen,
     MeasuredStatistic,
     StatisticRequest,
     Tuned,
@@ -28,10 +30,11 @@ from registry.spec import (
 from service.jobs.train_process import end_with_server
 from service.observability.logs import logged
 from service.settings import Settings
-from training.gradient_worker import GradientSetup, StatisticTask, TuningTask, WeighingTask, begin
+from training.gradient_worker import GradientSetup, begin
 from training.process import NICENESS, TICK_SECONDS, Child, Json, lower_priority, serve
 
 NAME = "The process that computes gradients"
+Result = TypeVar("Result", Tuned, MeasuredStatistic)
 
 
 class GradientProcess:
@@ -47,31 +50,15 @@ class GradientProcess:
 
     def weigh(self, entry: BaseEntry, request: WeighingRequest, *, progress: Progress) -> Weighing:
         """Weigh adapters; raises what weighing or `progress` raises, or Unavailable for a crash."""
-        return Weighing.model_validate(self._run(entry, WeighingTask(request=request), progress))
+        return Weighing.model_validate(self._run(entry, _task("weigh", request), progress))
 
     def tune(self, entry: BaseEntry, request: TuningRequest, *, progress: Progress) -> Tuned:
-        """Tune and store a soup; raises what tuning or `progress` raises, or Unavailable for a crash.
-
-        The child writes it to a temporary file, so that a child that is ended stores nothing.
-        """
-        blobs = open_blobs(self._settings.blob_place, make=False)
-        with blobs.scratch() as file:
-            tuned = Tuned.model_validate(self._run(entry, TuningTask(request=request, file=file), progress))
-            if tuned.blob is not None:
-                _store(blobs, file, tuned.blob)
-        return tuned
+        """Tune and store a soup; raises what tuning or `progress` raises, or Unavailable for a crash."""
+        return self._run_and_store(entry, _task("tune", request), Tuned, progress)
 
     def measure(self, entry: BaseEntry, request: StatisticRequest, *, progress: Progress) -> MeasuredStatistic:
-        """Compute and store a statistic; raises what the computation or `progress` raises, or Unavailable for a crash.
-
-        The child writes it to a temporary file, as in `tune`.
-        """
-        blobs = open_blobs(self._settings.blob_place, make=False)
-        with blobs.scratch() as file:
-            answer = self._run(entry, StatisticTask(request=request, file=file), progress)
-            statistic = MeasuredStatistic.model_validate(answer)
-            _store(blobs, file, statistic.blob)
-        return statistic
+        """Compute and store a statistic; raises what the computation or `progress` raises, or Unavailable for a crash."""
+        return self._run_and_store(entry, _task("measure", request), MeasuredStatistic, progress)
 
     def stop(self) -> None:
         """End the process; called after all jobs have ended."""
@@ -79,7 +66,19 @@ class GradientProcess:
             self._cancel_timer()
             self._end()
 
-    def _run(self, entry: BaseEntry, task: WeighingTask | TuningTask | StatisticTask, progress: Progress) -> Json:
+    def _run_and_store(self, entry: BaseEntry, task: Json, kind: type[Result], progress: Progress) -> Result:
+        """Run a task and store its tensors, if there are any.
+
+        The child writes them to a temporary file, so that a child that is ended stores nothing.
+        """
+        blobs = open_blobs(self._settings.blob_place, make=False)
+        with blobs.scratch() as file:
+            result = kind.model_validate(self._run(entry, task | {"file": str(file)}, progress))
+            if result.blob is not None:
+                _store(blobs, file, result.blob)
+        return result
+
+    def _run(self, entry: BaseEntry, task: Json, progress: Progress) -> Json:
         """Run a task; the process of the previous task is reused if it has the same setup."""
         settings = self._settings
         setup = GradientSetup(
@@ -96,9 +95,7 @@ class GradientProcess:
             if self._child is None or setup != self._setup:
                 self._end()
                 self._setup, self._child = setup, Child("service.jobs.gradient_process", setup, called=NAME)
-            answer = self._child.ask(
-                task.model_dump(mode="json"), progress, waiting=(0, 1, "waiting for the process to start")
-            )
+            answer = self._child.ask(task, progress, waiting=(0, 1, "waiting for the process to start"))
             self._tasks += 1
             self._idle_timer = threading.Timer(settings.gradients_idle_seconds, self._end_after, args=[self._tasks])
             self._idle_timer.daemon = True
@@ -123,6 +120,10 @@ class GradientProcess:
     def _end(self) -> None:
         if self._child is not None:
             self._child.end()
+
+
+def _task(do: str, request: Frozen) -> Json:
+    return {"do": do, "request": request.model_dump(mode="json")}
 
 
 def _store(blobs: BlobStore, file: Path, digest: str) -> None:

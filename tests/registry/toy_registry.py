@@ -283,9 +283,9 @@ class ToyRegistry:
             queued_effort=settled,
         )
 
-    def weigh(self, base_id: str, request: WeighingRequest) -> Weighing:
+    def weigh(self, entry: BaseEntry, request: WeighingRequest) -> Weighing:
         """Candidates whose weights `helpful` names are kept, in its order, with coefficients that fall by site."""
-        assert base_id == "tiny"
+        assert entry.id == "tiny"
         self.weighings.append(request)
         scores = [self.helpful.get(candidate.blob, -0.1) for candidate in request.candidates]
         best = sorted(range(len(scores)), key=lambda at: -scores[at])
@@ -346,9 +346,9 @@ class ToyRegistry:
         with self.database.read() as catalogue:
             return catalogue.adapters.get(id)
 
-    def tune(self, base_id: str, request: TuningRequest) -> Tuned:
+    def tune(self, entry: BaseEntry, request: TuningRequest) -> Tuned:
         """Each pass takes `learns` nats per token off every held-out passage; weights are moved by a tenth a pass."""
-        assert base_id == "tiny"
+        assert entry.id == "tiny"
         self.tunings.append(request)
         held_out = tuple(number for fold in request.folds for number in fold)
         nll = tuple(
@@ -368,9 +368,9 @@ class ToyRegistry:
             trained_tokens=100,
         )
 
-    def measure(self, base_id: str, request: StatisticRequest) -> MeasuredStatistic:
+    def measure(self, entry: BaseEntry, request: StatisticRequest) -> MeasuredStatistic:
         """Values that are drawn by the weights and the first text: positive, or moments of twice as many vectors."""
-        assert base_id == "tiny"
+        assert entry.id == "tiny"
         self.measurings.append(request)
         draw = np.random.default_rng(int(sha256_digest((request.adapter.blob + request.texts[0]).encode())[7:15], 16))
         tensors = load_tensors(self.blobs.read(request.adapter.blob))

@@ -26,7 +26,7 @@ from service.jobs.fit_process import FitProcess
 from service.jobs.gradient_process import GradientProcess
 from service.jobs.train_process import unnamed
 from service.settings import Settings
-from training.gradient_worker import GradientSetup, StatisticTask, TuningTask, WeighingTask, begin
+from training.gradient_worker import GradientSetup, begin
 from training.process import Handle, Json
 from training.worker import WorkerRequest, WorkerSetup, answer
 
@@ -58,13 +58,13 @@ class ComputesHere(GradientProcess):
         super().__init__(settings)
         self._begun: dict[str, Handle] = {}
 
-    def _run(self, entry: BaseEntry, task: WeighingTask | TuningTask | StatisticTask, progress: Progress) -> Json:
+    def _run(self, entry: BaseEntry, task: Json, progress: Progress) -> Json:
         settings = self._settings
         setup = GradientSetup(entry=entry, cache=settings.cache, blobs=settings.blob_place, threads=settings.threads)
         with self._lock:
             if entry.id not in self._begun:
                 self._begun[entry.id] = begin(setup.model_dump(mode="json"))
-            return self._begun[entry.id](task.model_dump(mode="json"), progress)
+            return self._begun[entry.id](task, progress)
 
 
 def trains_here(patch: pytest.MonkeyPatch, base: LoadedBase) -> InChild:

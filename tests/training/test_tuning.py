@@ -41,7 +41,7 @@ from registry.spec import (
 )
 from tests.tiny_models import TINY_SENTENCES
 from tests.training.conftest import state_hash
-from training.gradient_worker import GradientSetup, StatisticTask, TuningTask, begin
+from training.gradient_worker import GradientSetup, begin
 from training.process import Child
 from training.statistics import drawn, measure
 from training.tasks.language import passage_scores
@@ -125,11 +125,12 @@ def test_a_process_leaves_its_result_to_its_parent_to_store(
     setup = GradientSetup(entry=base_entry("gpt2"), cache=tmp_path / "cache", blobs=BlobPlace(folder=blobs.folder))
     with blobs.scratch() as file:
         if kind == "tuning":
-            task, result = TuningTask(request=request_of(config, start=start, passes=1), file=file), Tuned
+            do, request, result = "tune", request_of(config, start=start, passes=1), Tuned
         else:
             request = StatisticRequest(kind="inputs", adapter=start, texts=PASSAGES)
-            task, result = StatisticTask(request=request, file=file), MeasuredStatistic
-        answer = begin(setup.model_dump(mode="json"))(task.model_dump(mode="json"), silent)
+            do, result = "measure", MeasuredStatistic
+        task = {"do": do, "request": request.model_dump(mode="json"), "file": str(file)}
+        answer = begin(setup.model_dump(mode="json"))(task, silent)
         assert list(blobs.digests()) == [start.blob]
         assert sha256_digest(file.read_bytes()) == result.model_validate(answer).blob
         assert load_tensors(file.read_bytes())

@@ -164,7 +164,7 @@ def _train(
         options = tuning.model_dump(include=Tuning.model_fields.keys() & TuningRequest.model_fields.keys())
         stored = StoredAdapter(config=config, blob=start_blob)
         request = TuningRequest(texts=sample.texts, start=stored, folds=split.folds, **options)
-        tuned = job.computations.tune(job.base.entry.id, request)
+        tuned = job.computations.tune(job.base.entry, request)
     if tuned.blob is None:
         return tuned, None
     try:

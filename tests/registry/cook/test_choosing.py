@@ -43,6 +43,7 @@ from registry.select.select import SelectQuery, select_for_prompt, select_from_p
 from registry.selectors.ranking import LISTED
 from registry.spec import (
     HOLDS_OUT,
+    BaseEntry,
     CookRequest,
     CosineSpec,
     Effort,
@@ -403,10 +404,10 @@ def test_a_search_and_a_training_begin_again(
     three.helpful = {three.named(f"acme/{name}").weights_blob: 0.4 for name in ("law", "tax")}
     three.cook(sample=TWO_DOMAINS, effort="instant", verify=True)
 
-    def weigh(base_id: str, request: WeighingRequest) -> Weighing:
+    def weigh(entry: BaseEntry, request: WeighingRequest) -> Weighing:
         for candidate in request.candidates:  # as the process that weighs does
             three.blobs.read(candidate.blob)
-        return three.weigh(base_id, request)
+        return three.weigh(entry, request)
 
     processes = SimpleNamespace(weigh=weigh, tune=three.tune)
     purging(three, monkeypatch, processes, "weigh" if effort == "quick" else "tune")

@@ -61,7 +61,7 @@ def ways_of(pool: ToyRegistry, request: CookRequest, *names: str):
     weighing_request = weighing.weighing_request(request, depth, adapters, ["text"])
     ingredients = [ingredient for _, ingredient in adapters]
     return weighing.mixtures(
-        pool.weigh("tiny", weighing_request), weighing_request, ingredients, shape=SHAPE, max_width=request.max_width
+        pool.weigh(pool.tiny.entry, weighing_request), weighing_request, ingredients, shape=SHAPE, max_width=request.max_width
     )
 
 
@@ -355,9 +355,9 @@ def by_turns(pool: ToyRegistry, *turns: dict[str, float]) -> dict[str, str]:
             soups["+".join(turn)] = mix(pool.registry, pool.tiny, ways["weighed"]).digest
     pool.weighings.clear()
 
-    def in_turn(base_id, request):
+    def in_turn(entry, request):
         helps(pool, **remaining.pop(0))
-        return weigh(base_id, request)
+        return weigh(entry, request)
 
     pool.computations = replace(pool.computations, weigh=in_turn)
     return soups

@@ -20,6 +20,7 @@ from registry.lifecycle.purge import purge
 from registry.spec import (
     MOST_PASSAGES,
     AutoMixing,
+    BaseEntry,
     Cooked,
     FisherMixing,
     MeasuredStatistic,
@@ -237,10 +238,10 @@ def test_on_encoders_it_is_refused(two: ToyRegistry) -> None:
 def test_a_cook_that_is_cancelled_leaves_what_it_has_computed(two: ToyRegistry) -> None:
     real = two.computations
 
-    def once(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
+    def once(entry: BaseEntry, request: StatisticRequest) -> MeasuredStatistic:
         if two.measurings:
             raise Cancelled("Enough.")
-        return two.measure(base_id, request)
+        return two.measure(entry, request)
 
     two.computations = replace(real, measure=once)
     with pytest.raises(Cancelled):
@@ -258,12 +259,12 @@ def test_of_two_cooks_that_compute_one_the_first_is_named_by_both(two: ToyRegist
     computed: list[str] = []
     real = two.computations
 
-    def slower(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
+    def slower(entry: BaseEntry, request: StatisticRequest) -> MeasuredStatistic:
         """Another cook begins and ends while this computes, on a machine that rounds as it does or otherwise."""
         two.computations = real
         cooks.append(two.cook(recipe=RECIPE, mixing=FISHER))
         texts = request.texts if same else ("rounded otherwise", *request.texts)
-        result = two.measure(base_id, request.model_copy(update={"texts": texts}))
+        result = two.measure(entry, request.model_copy(update={"texts": texts}))
         computed.append(result.blob)
         return result
 
@@ -276,9 +277,9 @@ def test_of_two_cooks_that_compute_one_the_first_is_named_by_both(two: ToyRegist
     assert [(blob == named, two.blobs.has(blob)) for blob in computed] == [(same, same)]
 
 
-def purged_after(verbs: ToyRegistry, base_id: str, request: StatisticRequest) -> MeasuredStatistic:
+def purged_after(verbs: ToyRegistry, entry: BaseEntry, request: StatisticRequest) -> MeasuredStatistic:
     """Its adapter is purged when it is computed, and not recorded yet."""
-    statistic = verbs.measure(base_id, request)
+    statistic = verbs.measure(entry, request)
     purge(verbs.registry, verbs.caller(), verbs.named("acme/law").id)
     return statistic
 
@@ -364,8 +365,8 @@ def test_what_is_damaged_is_computed_anew(two: ToyRegistry, same: bool) -> None:
     blob = statistics_of(two, "acme/law")
     two.blobs.damage(blob, b"other")
 
-    def elsewhere(base_id: str, request: StatisticRequest) -> MeasuredStatistic:
-        return two.measure(base_id, request.model_copy(update={"texts": ("rounded otherwise", *request.texts)}))
+    def elsewhere(entry: BaseEntry, request: StatisticRequest) -> MeasuredStatistic:
+        return two.measure(entry, request.model_copy(update={"texts": ("rounded otherwise", *request.texts)}))
 
     if not same:
         two.computations = replace(two.computations, measure=elsewhere)
