@@ -57,7 +57,7 @@ class GradientProcess:
         return self._run_and_store(entry, _task("tune", request), Tuned, progress)
 
     def measure(self, entry: BaseEntry, request: StatisticRequest, *, progress: Progress) -> MeasuredStatistic:
-        """Compute and store a statistic; raises what the computation or `progress` raises, or Unavailable for a crash."""
+        """Compute and store a statistic; raises what computing it or `progress` raises, or Unavailable for a crash."""
         return self._run_and_store(entry, _task("measure", request), MeasuredStatistic, progress)
 
     def stop(self) -> None:

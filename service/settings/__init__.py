@@ -3,9 +3,9 @@
 `adaptersoup.vllm.settings` adds those of vLLM's plugin, `registry.tasks.ray_connection` reads Ray's own variables, and
 `service.observability.tracing` OpenTelemetry's; no other module of the installed packages reads the environment.
 Settings are values: nothing is opened or created here.
-`places` has folders, bucket and Ray, `sizes` the limits of requests, `quotas` those of keys and namespaces, and
-`retention` when unused objects are removed. The rest is here. Names in the environment carry the prefix SOUP_
-(`SOUP_DATABASE_URL`); sizes are bytes, times seconds.
+`places` has folders, bucket and Ray, `limits` the limits of requests, keys and namespaces, and when unused objects are
+removed. The rest is here. Names in the environment carry the prefix SOUP_ (`SOUP_DATABASE_URL`); sizes are bytes, times
+seconds.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from registry.names import LOOPBACK
 from registry.spec import Effort
-from service.settings.places import DEFAULT_DATA, PlaceSettings, RaySettings
-from service.settings.quotas import QuotaSettings
-from service.settings.retention import RetentionSettings
-from service.settings.sizes import MIB, Bytes, Seconds, SizeSettings
+from service.settings.limits import MIB, Bytes, LimitSettings, Seconds
+from service.settings.places import DEFAULT_DATA, PlaceSettings
 
 ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:]+\](:[0-9]{1,5})?")
 """An origin in the form that browsers send: in lower case, without a path."""
 DEFAULT_URL = "http://127.0.0.1:8000"
 
 
-class Settings(PlaceSettings, RaySettings, SizeSettings, QuotaSettings, RetentionSettings):
+class Settings(PlaceSettings, LimitSettings):
     """Settings of the server. Every field has a default: `soup serve` needs none but `bases` to be useful."""
 
     model_config = SettingsConfigDict(env_prefix="SOUP_", extra="ignore", frozen=True, env_ignore_empty=True)

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings
 
 from registry.spec.store import BlobPlace
-from service.settings.sizes import Bytes, Seconds
+from service.settings.limits import Bytes, Seconds
 
 BUCKET = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._=-]+)*/?|file:///[^?#@]+")
 NO_BUCKET = (
@@ -21,8 +21,21 @@ DEFAULT_DATA = Path("soup-data")
 
 
 class PlaceSettings(BaseSettings):
-    """The folders of a server, and the bucket of its blobs, if any."""
+    """The folders of a server, and the bucket of its blobs and the Ray cluster that generates for it, if any."""
 
+    ray_address: str | None = Field(
+        None,
+        description="Address of the Ray cluster's head (`10.0.0.5:6379`), whose replicas generate. Unset: this server "
+        "generates.",
+    )
+    ray_app: str = Field(
+        "soup",
+        pattern=r"^[a-z0-9][a-z0-9-]{0,62}$",
+        description="Name of the replicas, as given to `soup ray deploy`.",
+    )
+    ray_seconds: Seconds = Field(
+        60.0, gt=0, description="How long a request waits until a replica on Ray accepts it; then 503."
+    )
     data: Path = Field(
         DEFAULT_DATA,
         description="Data folder: the database, the blobs, caches and `admin.key`. Only one server at a time can use "
@@ -101,21 +114,3 @@ class PlaceSettings(BaseSettings):
     def cache(self) -> Path:
         """Folder of caches, safe to delete while the server is down."""
         return self.cache_dir or self.data / "cache"
-
-
-class RaySettings(BaseSettings):
-    """The Ray cluster that generates for a server."""
-
-    ray_address: str | None = Field(
-        None,
-        description="Address of the Ray cluster's head (`10.0.0.5:6379`), whose replicas generate. Unset: this server "
-        "generates.",
-    )
-    ray_app: str = Field(
-        "soup",
-        pattern=r"^[a-z0-9][a-z0-9-]{0,62}$",
-        description="Name of the replicas, as given to `soup ray deploy`.",
-    )
-    ray_seconds: Seconds = Field(
-        60.0, gt=0, description="How long a request waits until a replica on Ray accepts it; then 503."
-    )

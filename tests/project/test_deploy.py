@@ -14,7 +14,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.settings import Settings
-from service.settings.sizes import MIB
+from service.settings.limits import MIB
 from tests.service.proxies import INFERENCE
 from tests.service.servers import BASE_ID, World, open_world, write_bases
 

@@ -33,7 +33,7 @@ from service.http.schemas.adapters import Adapter
 from service.http.schemas.blobs import NewUpload, Upload
 from service.http.schemas.wire import Wire
 from service.http.security.auth import Writer
-from service.settings.sizes import MIB
+from service.settings.limits import MIB
 
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 PART_BYTES = 4 * MIB

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from registry.errors import Busy, TooLarge
 from service.settings import Settings
-from service.settings.sizes import MIB
+from service.settings.limits import MIB
 
 MAX_KEYS = 1000
 """Keys of one object: more than any body needs, and few enough to name every unknown one in an error."""
