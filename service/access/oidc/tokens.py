@@ -33,6 +33,14 @@ KINDS: dict[str, tuple[str, str | None]] = {
 TYPES = frozenset({"jwt", "at+jwt", "application/at+jwt"})
 """Accepted `typ` of tokens; a logout token, for one, does not identify a caller."""
 
+MESSAGES: dict[type[jwt.PyJWTError], str] = {
+    jwt.ExpiredSignatureError: "This token has expired: get another from its issuer.",
+    jwt.ImmatureSignatureError: "This token is not valid yet (nbf, iat): the clocks are too far apart, or it is for "
+    "later.",
+    jwt.InvalidAudienceError: "This token is for another audience (aud) than this server.",
+    jwt.InvalidIssuerError: "This token is of another issuer (iss).",
+}
+
 
 class Tokens:
     """Verifies tokens of one issuer for one of `audiences`; `leeway` is how far clocks may be apart, in seconds."""
@@ -111,14 +119,6 @@ def _fits(key: Jwk, algorithm: str) -> bool:
 
 def _message(error: jwt.PyJWTError) -> str:
     """A sentence on the fault of a token, without quoting it."""
-    if isinstance(error, jwt.ExpiredSignatureError):
-        return "This token has expired: get another from its issuer."
-    if isinstance(error, jwt.ImmatureSignatureError):
-        return "This token is not valid yet (nbf, iat): the clocks are too far apart, or it is for later."
-    if isinstance(error, jwt.InvalidAudienceError):
-        return "This token is for another audience (aud) than this server."
-    if isinstance(error, jwt.InvalidIssuerError):
-        return "This token is of another issuer (iss)."
     if isinstance(error, jwt.MissingRequiredClaimError):
         return f"This token lacks the claim '{error.claim}'."
-    return "This token's signature is not its issuer's, or it cannot be read."
+    return MESSAGES.get(type(error), "This token's signature is not its issuer's, or it cannot be read.")
