@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from registry.errors import Busy, Forbidden, InvalidParameter, Unauthenticated, 
 from service.access.key_watch import KeyWatch
 from service.access.keys import Principal
 from service.access.oidc.issuer import Issuer, check_issuer
-from service.access.oidc.mapping import ClaimMapping, read_mapping
+from service.access.oidc.mapping import ClaimMapping, Rights, read_mapping
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -31,15 +31,6 @@ log = logging.getLogger("soup.oidc")
 
 CHANGE_INTERVAL = 60.0
 """Seconds between two changes of an identity's row: people may have several tokens with different rights."""
-
-
-@dataclass(frozen=True)
-class _Attributes:
-    """The attributes of a caller in its token, as stored in its row."""
-
-    name: str
-    namespaces: tuple[str, ...] | None
-    scopes: frozenset[str]
 
 
 class Identities:
@@ -83,31 +74,30 @@ class Identities:
             raise Forbidden(
                 "This token has no scope on this server: no entry of its mapping matches the token's claims."
             )
-        attributes = _Attributes(self._mapping.name_of(claims), rights.namespaces, rights.scopes)
-        row = self._row(claims["sub"], attributes)
+        row = self._row(claims["sub"], rights)
         if row.revoked_at is not None:
             self._watch.refused("revoked", row.id)
             raise Unauthenticated("This identity was revoked on this server.")
         self._watch.used(row.id)
         return Principal(row.id, rights.namespaces, rights.scopes, ends)
 
-    def _row(self, subject: str, attributes: _Attributes) -> KeyRow:
+    def _row(self, subject: str, rights: Rights) -> KeyRow:
         """The row of an identity, which is made, or updated where that is due."""
         id = identity_id(self._tokens.issuer.url, subject)
         with self._watch.database.read() as catalogue:
             row = catalogue.keys.find(id)
         if row is None:
-            return self._add(id, subject, attributes)
-        stored = _Attributes(row.name, row.namespaces, row.scopes)
-        if stored == attributes or row.revoked_at is not None or not self._is_due(id):
+            return self._add(id, subject, rights)
+        stored = Rights(name=row.name, scopes=row.scopes, namespaces=row.namespaces)
+        if stored == rights or row.revoked_at is not None or not self._is_due(id):
             return row
         try:
-            return self._change(id, attributes)
+            return self._change(id, rights)
         except (Busy, Unavailable) as error:  # a later token has them too, and this one counts for its request
             log.warning("what a token of %s brought is not noted: %s", id, error)
             return row
 
-    def _add(self, id: str, subject: str, attributes: _Attributes) -> KeyRow:
+    def _add(self, id: str, subject: str, rights: Rights) -> KeyRow:
         with self._watch.database.write() as catalogue:
             existing = catalogue.keys.find(id)  # another request of it may have been first
             if existing is not None:
@@ -118,15 +108,15 @@ class Identities:
                     "(SOUP_OIDC_MAX_IDENTITIES)."
                 )
             issuer = self._tokens.issuer.url
-            row = catalogue.keys.add_identity(id, issuer=issuer, subject=subject, **asdict(attributes))
-            detail = {"by": "token", "issuer": issuer, "subject": subject, **_columns(attributes)}
+            row = catalogue.keys.add_identity(id, issuer=issuer, subject=subject, **asdict(rights))
+            detail = {"by": "token", "issuer": issuer, "subject": subject, **_columns(rights)}
             catalogue.audit.record("key.create", id, key_id=id, request_id=None, detail=detail)
         return row
 
-    def _change(self, id: str, attributes: _Attributes) -> KeyRow:
+    def _change(self, id: str, rights: Rights) -> KeyRow:
         with self._watch.database.write() as catalogue:
-            row = catalogue.keys.change(id, **_columns(attributes))
-            detail = {"by": "token", **_columns(attributes)}
+            row = catalogue.keys.change(id, **_columns(rights))
+            detail = {"by": "token", **_columns(rights)}
             catalogue.audit.record("key.change", id, key_id=id, request_id=None, detail=detail)
         return row
 
@@ -145,8 +135,8 @@ def identity_id(issuer: str, subject: str) -> str:
     return "oidc-" + hashlib.sha256(f"{issuer}\n{subject}".encode()).hexdigest()[:24]
 
 
-def tokens_of(settings: Settings) -> tuple[Tokens, ClaimMapping] | None:
-    """The verifier of the settings' issuer and the mapping of its tokens; None where the settings name no issuer.
+def identities_of(settings: Settings, watch: KeyWatch) -> Identities | None:
+    """The identities of the settings' issuer; None where the settings name no issuer.
 
     Raises InvalidParameter for settings that exclude each other, and Unavailable where the packages for it are missing.
     """
@@ -169,13 +159,8 @@ def tokens_of(settings: Settings) -> tuple[Tokens, ClaimMapping] | None:
             "SOUP_OIDC_ISSUER needs PyJWT and cryptography: pip install 'adaptersoup[oidc]'.", param="oidc_issuer"
         ) from None
     issuer = Issuer(settings.oidc_issuer)
-    return Tokens(issuer, audiences=settings.oidc_audience, leeway=settings.oidc_leeway_seconds), mapping
-
-
-def identities_of(settings: Settings, watch: KeyWatch) -> Identities | None:
-    """The identities of the settings' issuer, or None; raises what `tokens_of` does."""
-    verifier = tokens_of(settings)
-    return None if verifier is None else Identities(*verifier, watch, max_identities=settings.oidc_max_identities)
+    tokens = Tokens(issuer, audiences=settings.oidc_audience, leeway=settings.oidc_leeway_seconds)
+    return Identities(tokens, mapping, watch, max_identities=settings.oidc_max_identities)
 
 
 def _moment(seconds: Any) -> datetime:
@@ -185,7 +170,7 @@ def _moment(seconds: Any) -> datetime:
         raise Unauthenticated("This token's 'exp' is not a valid time.") from None
 
 
-def _columns(attributes: _Attributes) -> dict[str, Any]:
-    """The attributes as columns of a row, and in the audit."""
-    namespaces = None if attributes.namespaces is None else list(attributes.namespaces)
-    return {"name": attributes.name, "namespaces": namespaces, "scopes": sorted(attributes.scopes)}
+def _columns(rights: Rights) -> dict[str, Any]:
+    """The rights as columns of a row, and in the audit."""
+    namespaces = None if rights.namespaces is None else list(rights.namespaces)
+    return {"name": rights.name, "namespaces": namespaces, "scopes": sorted(rights.scopes)}

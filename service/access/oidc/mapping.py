@@ -49,8 +49,9 @@ Namespaces = Annotated[tuple[Part, ...] | None, BeforeValidator(_namespaces), Af
 
 @dataclass(frozen=True)
 class Rights:
-    """The rights of a token: scopes, and the namespaces in which they hold (None: all)."""
+    """The display name of a token's caller, its scopes, and the namespaces in which they hold (None: all)."""
 
+    name: str
     scopes: frozenset[str]
     namespaces: tuple[str, ...] | None
 
@@ -87,10 +88,9 @@ class ClaimMapping(Frozen):
         if not matching:
             return None
         scopes = frozenset[str](matching[0].scopes)
-        namespaces = [grant.namespaces for grant in matching if grant.includes(scopes)]
-        if None in namespaces:
-            return Rights(scopes, None)
-        return Rights(scopes, tuple(dict.fromkeys(name for names in namespaces for name in names or ())))
+        lists = [grant.namespaces for grant in matching if grant.includes(scopes)]
+        namespaces = None if None in lists else tuple(dict.fromkeys(name for names in lists for name in names or ()))
+        return Rights(name=self.name_of(claims), scopes=scopes, namespaces=namespaces)
 
     def name_of(self, claims: Mapping[str, Any]) -> str:
         """The display name of the caller, which grants nothing: many issuers let people choose it."""
