@@ -118,7 +118,7 @@ def authenticate(
     database: Database,
     header: str | None,
     *,
-    watch: KeyWatch | None = None,
+    watch: KeyWatch,
     tokens: Tokens | None = None,
     clock: Callable[[], datetime] = present,
 ) -> Principal:
@@ -138,7 +138,7 @@ def authenticate(
 
 
 def principal_of(
-    database: Database, hashed: str, *, watch: KeyWatch | None = None, clock: Callable[[], datetime] = present
+    database: Database, hashed: str, *, watch: KeyWatch, clock: Callable[[], datetime] = present
 ) -> Principal:
     """The principal of the key whose secret has this hash; raises Unauthenticated for a key that has ended."""
     with database.read_autocommit() as catalogue:
@@ -148,11 +148,9 @@ def principal_of(
     refusal = _refusal(row, ends_at, clock())
     if refusal is not None or row is None:
         reason, message = refusal or _UNKNOWN
-        if watch is not None:
-            watch.refused(reason, None if row is None else row.id)
+        watch.refused(reason, None if row is None else row.id)
         raise Unauthenticated(message)
-    if watch is not None:
-        watch.used(row.id)
+    watch.used(row.id)
     return Principal(row.id, row.namespaces, frozenset(row.scopes), row.expires_at)
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from registry.catalogue import Database
 from registry.errors import Busy, Conflict, InvalidParameter, Unauthenticated
+from service.access import keys
 from service.access.key_watch import KeyWatch
 from service.access.keys import (
     Principal,
-    authenticate,
     ensure_admin_key,
     new_secret,
     replace_admin_secret,
@@ -37,6 +37,10 @@ def add(database: Database, secret: str, *scopes: str, namespaces: tuple[str, ..
         return catalogue.keys.add(
             "k", digest, namespaces=namespaces, scopes=frozenset(scopes or ("read",)), prefix=secret[:12], **more
         ).id
+
+
+def authenticate(database: Database, header: str | None, *, watch: KeyWatch | None = None, **more: Any) -> Principal:
+    return keys.authenticate(database, header, watch=watch or KeyWatch(database), **more)
 
 
 def revoke(database: Database, key_id: str | None = None) -> None:
