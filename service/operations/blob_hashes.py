@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from registry.blobs import ServerBlobs
 from registry.catalogue.database import Database
@@ -42,26 +42,10 @@ class Checked:
         return sum(blob.problem == problem for blob in self.unsound)
 
 
-class Pace:
-    """Limits the bytes per second; tests replace `clock` and `sleep`."""
+def check_hashes(database: Database, blobs: ServerBlobs, *, rate: int | None, progress: Progress) -> Checked:
+    """Check every blob that the database names or the folder has.
 
-    def __init__(
-        self, rate: int, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], Any] = time.sleep
-    ) -> None:
-        self._rate = rate
-        self._clock = clock
-        self._sleep = sleep
-        self._free_at = clock()
-
-    def took(self, size: int) -> None:
-        """Wait after reading this number of bytes, until more may be read."""
-        now = self._clock()
-        self._free_at = max(self._free_at + size / self._rate, now)
-        self._sleep(self._free_at - now)
-
-
-def check_hashes(database: Database, blobs: ServerBlobs, *, whole: bool, pace: Pace, progress: Progress) -> Checked:
-    """Check every blob that the database names or the folder has; with `whole` read and hash all their bytes.
+    With a `rate` all their bytes are read and hashed, at most so many per second; without one only sizes are compared.
 
     Raises Unavailable if the folder is not the one of the database: then every blob would be missing.
     """
@@ -75,14 +59,14 @@ def check_hashes(database: Database, blobs: ServerBlobs, *, whole: bool, pace: P
     for number, digest in enumerate(digests):
         progress(number, len(digests), f"{len(problems)} not whole, {read} bytes read")
         try:
-            size, hashed = _look(blobs, digest, pace if whole else None)
+            size, is_whole = _look(blobs, digest, rate)
         except FileNotFoundError:
             problems[digest] = "missing"
         except OSError:
             problems[digest] = "unreadable"
         else:
-            read += size if whole else 0
-            if not hashed or size != sizes.get(digest, size):
+            read += 0 if rate is None else size
+            if not is_whole or size != sizes.get(digest, size):
                 problems[digest] = "damaged"
     progress(len(digests), len(digests), f"{len(problems)} not whole, {read} bytes read")
     return Checked(len(digests), read, unsound_blobs(database, problems))
@@ -110,13 +94,13 @@ def check_same_store(mark: StoreMark, blobs: ServerBlobs) -> None:
         )
 
 
-def _look(blobs: ServerBlobs, digest: str, pace: Pace | None) -> tuple[int, bool]:
-    """The number of stored bytes, and True if they match the digest; they are only read if a pace is given."""
-    if pace is None:
+def _look(blobs: ServerBlobs, digest: str, rate: int | None) -> tuple[int, bool]:
+    """The number of stored bytes, and True if they match the digest; they are only read if a rate is given."""
+    if rate is None:
         return blobs.stored_size(digest), True
-    sha, size = hashlib.sha256(), 0
+    sha, size, began = hashlib.sha256(), 0, time.monotonic()
     for chunk in blobs.chunks(digest, fresh=True):  # what the disk holds, not what memory remembers of it
         sha.update(chunk)
         size += len(chunk)
-        pace.took(len(chunk))
+        time.sleep(max(0.0, began + size / rate - time.monotonic()))
     return size, f"sha256:{sha.hexdigest()}" == digest

@@ -108,13 +108,13 @@ def check(
       soup check --all --rate 200000000
       soup check --all --data /srv/soup --json
     """
-    from service.operations.blob_hashes import Pace, check_hashes
+    from service.operations.blob_hashes import check_hashes
     from service.operations.storage import check_serves
 
     settings = settings_of(Settings, **asdict(storage))
     with open_storage(settings) as (database, blobs), progress_bar("checking blobs") as progress:
         check_serves(database)
-        checked = check_hashes(database, blobs, whole=whole, pace=Pace(rate), progress=progress)
+        checked = check_hashes(database, blobs, rate=rate if whole else None, progress=progress)
     counts = {problem: checked.count(problem) for problem in ("missing", "damaged", "unreadable")}
     problems = ", ".join(f"{count} {problem}" for problem, count in counts.items())
     value = {"object": "check", "blobs": checked.blobs, "bytes": checked.bytes, **counts}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,9 +20,9 @@ from registry.lifecycle.purge import purge
 from registry.progress import Progress, silent
 from registry.spec import CosineSpec, PoolSpec, StoreMark
 from service.jobs.cook import request_bytes
-from service.operations import blob_check
+from service.operations import blob_check, blob_hashes
 from service.operations.blob_check import BlobReport, check_blobs, delete_ended_requests
-from service.operations.blob_hashes import Checked, Pace, check_hashes
+from service.operations.blob_hashes import Checked, check_hashes
 from tests.postgres import Databases
 from tests.registry.catalogue_rows import new_database
 from tests.registry.damaged_files import flip, overwrite
@@ -333,9 +334,9 @@ def verbs(databases: Databases, tmp_path):
         yield verbs
 
 
-def checked(verbs: ToyRegistry, *, whole: bool = True, progress: Progress = silent) -> Checked:
+def checked(verbs: ToyRegistry, *, rate: int | None = FAST, progress: Progress = silent) -> Checked:
     blobs = LocalBlobs(verbs.blobs.folder, make=False)
-    return check_hashes(verbs.database, blobs, whole=whole, pace=Pace(FAST, sleep=lambda _: None), progress=progress)
+    return check_hashes(verbs.database, blobs, rate=rate, progress=progress)
 
 
 def unsound(verbs: ToyRegistry, **options) -> dict[str, tuple]:
@@ -374,7 +375,7 @@ def test_each_is_named_with_all_that_needs_it(verbs):
         selector.state_blob: ("damaged", (f"selector {selector.id}",)),
         soup.weights_blob: ("missing", (f"weights of {soup.ref}", f"recipe {soup.recipe_digest}")),
     }
-    sizes_only = unsound(verbs, whole=False)
+    sizes_only = unsound(verbs, rate=None)
     assert {digest: problem for digest, (problem, _) in sizes_only.items()} == {
         selector.state_blob: "damaged",
         soup.weights_blob: "missing",
@@ -431,20 +432,19 @@ def test_another_folder_is_not_called_a_folder_of_lost_blobs(verbs, mark):
         checked(verbs)
 
 
-def test_the_pace_is_kept_and_what_reading_takes_counts():
+def test_the_rate_is_kept_and_what_reading_takes_counts(verbs, monkeypatch):
+    verbs.blobs.put_bytes(bytes(2 * CHUNK + CHUNK // 2))
     now, slept = [0.0], []
+
+    def read_for_a_quarter_of_a_second() -> float:
+        now[0] += 0.25
+        return now[0]
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         now[0] += seconds
 
-    pace = Pace(CHUNK, clock=lambda: now[0], sleep=sleep)
-    pace.took(CHUNK)
-    now[0] += 0.25  # reading the next takes a quarter of a second
-    pace.took(2 * CHUNK)
-    pace.took(CHUNK // 2)
-    assert slept == [1.0, 1.75, 0.5]
-    now[0] += 10  # a slow disk is not made up for
-    pace.took(CHUNK)
-    pace.took(CHUNK)
-    assert slept[3:] == [0.0, 1.0]
+    clock = SimpleNamespace(monotonic=read_for_a_quarter_of_a_second, sleep=sleep)
+    monkeypatch.setattr(blob_hashes, "time", clock)
+    checked(verbs, rate=CHUNK)
+    assert slept == [0.75, 0.75, 0.25]
