@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -32,14 +33,14 @@ _oldest_version = Table("oldest_version", MetaData(), Column("revision", String(
 
 def head() -> str:
     """The revision this code expects."""
-    revision = ScriptDirectory.from_config(_config()).get_current_head()
+    revision = _scripts(SCRIPTS).get_current_head()
     assert revision is not None
     return revision
 
 
 def first() -> str:
     """The oldest revision that this code migrates: that of the release before the last."""
-    revision = ScriptDirectory.from_config(_config()).get_base()
+    revision = _scripts(SCRIPTS).get_base()
     assert revision is not None
     return revision
 
@@ -47,7 +48,7 @@ def first() -> str:
 def knows(revision: str) -> bool:
     """Return True if this version has a revision; a database may be at one of a later version."""
     try:
-        return ScriptDirectory.from_config(_config()).get_revision(revision) is not None
+        return _scripts(SCRIPTS).get_revision(revision) is not None
     except CommandError:
         return False
 
@@ -95,6 +96,12 @@ def _store_oldest(connection: Connection) -> None:
     _oldest_version.create(connection, checkfirst=True)
     connection.execute(delete(_oldest_version))
     connection.execute(insert(_oldest_version).values(revision=LAST_RELEASE))
+
+
+@cache
+def _scripts(folder: Path) -> ScriptDirectory:
+    """The migrations of a folder, which are read once."""
+    return ScriptDirectory(str(folder))
 
 
 def _config(connection: Connection | None = None) -> Config:

@@ -15,7 +15,7 @@ from registry.base_model import BaseText
 from registry.errors import Busy, Unavailable
 from service.engine import GenerateRequest, SamplingParams, ScoreRequest
 from service.http.schemas.health import Ready
-from service.operations.storage import SchemaWatch
+from service.operations.storage import is_outgrown
 from service.services import Services
 
 OUTGROWN = "is of a later version"
@@ -42,7 +42,6 @@ class Readiness:
         self._clock = clock
         self._lock = threading.Lock()
         self._last: tuple[float, Ready] | None = None
-        self._schema = SchemaWatch()
 
     @property
     def last(self) -> tuple[float, Ready] | None:
@@ -64,14 +63,14 @@ class Readiness:
         with self._lock:
             if self._last is not last and self._last is not None:
                 return self._last[1]  # computed while this caller waited
-            ready = _check(services, self._schema)
+            ready = _check(services)
             self._last = (self._clock(), ready)
             return ready
 
 
-def _check(services: Services, schema: SchemaWatch) -> Ready:
+def _check(services: Services) -> Ready:
     waiting = {f"base/{base_id}": UNLOADED if services.bases[base_id].fits else TOO_LARGE for base_id in services.bases}
-    checks = {"database": _database(services, schema), "blobs": services.registry.blobs.probe() or "ok", **waiting}
+    checks = {"database": _database(services), "blobs": services.registry.blobs.probe() or "ok", **waiting}
     for base_id in _probed_bases(services):
         checks[f"base/{base_id}"] = _token(services, base_id)
     healthy = all(state in ("ok", UNLOADED, TOO_LARGE, BUSY, AWAY) for state in checks.values())
@@ -92,11 +91,11 @@ def _probed_bases(services: Services) -> Iterable[str]:
     return services.bases if settings.preload and settings.memory_bytes is None else services.engine.loaded_bases()
 
 
-def _database(services: Services, schema: SchemaWatch) -> str:
+def _database(services: Services) -> str:
     try:
         with services.registry.database.read() as catalogue:
             catalogue.keys.by_secret("")
-        return OUTGROWN if schema.is_outgrown(services.registry.database) else "ok"
+        return OUTGROWN if is_outgrown(services.registry.database) else "ok"
     except Exception:
         return "does not answer"
 

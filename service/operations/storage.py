@@ -143,22 +143,10 @@ def may_serve(database: Database) -> bool:
     return oldest is not None and migrations.knows(oldest)
 
 
-class SchemaWatch:
-    """Checks that a running server can still use its database, which others may migrate; for one thread at a time."""
-
-    def __init__(self) -> None:
-        self._fine: str | None = None
-        """The last checked revision, since a check reads every migration."""
-
-    def is_outgrown(self, database: Database) -> bool:
-        """Return True if it was migrated to a version that no longer supports this one."""
-        revision = migrations.current(database.engine)
-        if revision == self._fine or revision is None:
-            return False
-        if not migrations.knows(revision) and not may_serve(database):
-            return True
-        self._fine = revision
-        return False
+def is_outgrown(database: Database) -> bool:
+    """Return True if a database was migrated, while this server ran, to a version that no longer supports this one."""
+    revision = migrations.current(database.engine)
+    return revision is not None and not migrations.knows(revision) and not may_serve(database)
 
 
 def check_known(database: Database, revision: str | None) -> None:

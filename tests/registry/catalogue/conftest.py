@@ -47,6 +47,7 @@ def later(tmp_path: Path) -> Iterator[Later]:
             revision = f"next{len(list((scripts / 'versions').glob('next*.py')))}"
             text = LATER.format(revision=revision, before=migrations.head(), upgrade=upgrade, downgrade=downgrade)
             (scripts / "versions" / f"{revision}.py").write_text(text)
+            migrations._scripts.cache_clear()
             return patch
 
         yield add

@@ -23,7 +23,7 @@ from registry.catalogue import AdapterRow, Catalogue, Database
 from registry.catalogue.tables import metadata
 from registry.errors import Unavailable
 from registry.spec import Card
-from service.operations.storage import Migrated, SchemaWatch, check_schema, check_serves, migrate
+from service.operations.storage import Migrated, check_schema, check_serves, is_outgrown, migrate
 from tests import last_release as history
 from tests.adaptersoup.cli.test_cold_start import loaded
 from tests.postgres import Databases
@@ -307,7 +307,7 @@ def test_this_version_serves_a_database_of_the_next_one(sqlite: Database, later:
     migrations.upgrade(sqlite.engine)
     patch.undo()
     check_serves(sqlite)
-    assert not SchemaWatch().is_outgrown(sqlite)
+    assert not is_outgrown(sqlite)
     add_to(sqlite, "acme/more", sample=sample_of("x"), sample_state="ready")
     sentence = f"'next0' (it serves versions from revision '{last_release.REVISION}' on), which this"
     with pytest.raises(Unavailable, match=re.escape(sentence)):
@@ -341,8 +341,7 @@ def test_a_database_from_before_the_first_migration_is_refused(sqlite: Database,
 
 def test_it_does_not_serve_one_of_the_version_after_that(sqlite: Database, later: Later) -> None:
     """Also where it runs already: it says that it is not ready."""
-    schema = SchemaWatch()
-    assert not schema.is_outgrown(sqlite)
+    assert not is_outgrown(sqlite)
     patch = later(ADD_COLUMN.format(1))
     later(ADD_COLUMN.format(2))
     patch.setattr(migrations, "LAST_RELEASE", "next0")
@@ -350,4 +349,4 @@ def test_it_does_not_serve_one_of_the_version_after_that(sqlite: Database, later
     patch.undo()
     with pytest.raises(Unavailable, match=r"'next1' \(it serves versions from revision 'next0' on\), which this"):
         check_serves(sqlite)
-    assert schema.is_outgrown(sqlite)
+    assert is_outgrown(sqlite)
