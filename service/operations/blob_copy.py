@@ -14,7 +14,7 @@ from registry.catalogue.database import Database
 from registry.errors import Conflict, Unavailable
 from registry.progress import Progress
 from service.operations import storage
-from service.operations.backup_folder import copy_blobs
+from service.operations.backup import copy_blobs
 from service.operations.blob_hashes import Unsound, check_same_store, unsound_blobs
 
 

@@ -18,7 +18,7 @@ from registry.errors import Conflict, DamagedBlob, NotFound, Unavailable
 from registry.progress import Progress
 from registry.spec import StoreMark
 from service.operations import storage
-from service.operations.backup_folder import (
+from service.operations.backup import (
     BLOBS,
     KEY,
     MANIFEST,

@@ -23,9 +23,8 @@ from registry.spec import CosineSpec, PoolSpec, StoreMark
 from service.access.key_watch import KeyWatch
 from service.access.keys import new_secret, secret_sha256
 from service.access.sessions import Sessions
-from service.operations import backup_folder, storage
-from service.operations.backup import BackedUp, back_up
-from service.operations.backup_folder import read_manifest, write_manifest
+from service.operations import storage
+from service.operations.backup import BackedUp, back_up, open_for_backup, read_manifest, write_manifest
 from service.operations.blob_check import check_blobs
 from service.operations.restore import restore
 from service.settings import Settings
@@ -272,7 +271,7 @@ class TestBackup:
         with pytest.raises(InvalidParameter, match="is no backup"):
             backed_up(verbs, verbs.blobs.folder.parent)
         backed_up(verbs, folder)
-        with backup_folder.open_for_backup(folder), pytest.raises(Busy):
+        with open_for_backup(folder), pytest.raises(Busy):
             backed_up(verbs, folder)
         write_manifest(folder, read_manifest(folder).model_copy(update={"store": "1" * 32}))
         with pytest.raises(Conflict, match="another server"):
