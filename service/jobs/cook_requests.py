@@ -5,9 +5,9 @@ Called by the soups route and the cook page; `service.jobs.cook` runs the jobs.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from registry.catalogue.database import Catalogue
 from registry.catalogue.rows import JobRow
 from registry.cook.default_effort import with_default_effort
 from registry.errors import Busy, InvalidRecipe, NotFound, Unavailable
@@ -15,7 +15,7 @@ from registry.names import split_name
 from registry.spec import CookRequest
 from service.access.keys import Principal
 from service.jobs.cook import kind_of, request_bytes
-from service.jobs.queue_limits import job_limits
+from service.jobs.queue_limits import queue_job
 from service.services import Services
 
 
@@ -37,7 +37,17 @@ def begin_cook(services: Services, principal: Principal, request: CookRequest) -
     job: JobRow | None = None
     try:
         with services.registry.database.write() as catalogue:
-            job = _enqueue(services, principal, catalogue, kind, arguments, name=request.name)
+            enqueue = partial(catalogue.jobs.enqueue, kind, arguments)
+            job = queue_job(
+                services,
+                catalogue,
+                principal,
+                kind,
+                enqueue,
+                namespace=namespace,
+                action="soup.ask",
+                name=request.name,
+            )
     except BaseException:
         if job is None or not _may_be_queued(services, job):
             services.registry.blobs.delete(blob)  # no job will: a sample must not outlive its request
@@ -61,23 +71,6 @@ def check_cook(services: Services, principal: Principal, request: CookRequest) -
 def _stored_fields(request: CookRequest) -> dict[str, Any]:
     """The fields that the client set and the job reads; a worker of the last release refuses those it does not know."""
     return request.model_dump(mode="json", exclude_unset=True, include=set(CookRequest.model_fields))
-
-
-def _enqueue(
-    services: Services,
-    principal: Principal,
-    catalogue: Catalogue,
-    kind: str,
-    arguments: dict[str, Any],
-    *,
-    name: str | None,
-) -> JobRow:
-    """Queue the job within the limits of its key and namespace, and audit the request."""
-    namespace = arguments["namespace"]
-    with job_limits(services, catalogue, kind, key_id=principal.key_id, namespace=namespace):
-        job = catalogue.jobs.enqueue(kind, arguments, namespace=namespace, created_by=principal.key_id)
-    principal.caller.audit(catalogue, "soup.ask", job.id, namespace=namespace, name=name)
-    return job
 
 
 def _may_be_queued(services: Services, job: JobRow) -> bool:

@@ -1,31 +1,46 @@
 """Limits of the job queue: how many unfinished jobs of a kind one key, and all keys together, may have.
 
-Checked by code that queues a job for a request, in its transaction if there is one; the quotas of jobs are with them.
+Checked by code that queues a job for a request, in its transaction if there is one, with the quotas of jobs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any
 
 from registry.catalogue import Catalogue
+from registry.catalogue.rows import JobRow
 from registry.errors import Busy, Unauthenticated
 from registry.quotas import check_jobs, usual_seconds
+from service.access.keys import Principal
 from service.services import Services
 from service.settings import Settings
 
 
-@contextmanager
-def job_limits(services: Services, catalogue: Catalogue, kind: str, *, key_id: str, namespace: str) -> Iterator[None]:
-    """Queue one job for a key in this context: raises Busy before, or RateLimitExceeded after it, beyond the limits.
+def queue_job(
+    services: Services,
+    catalogue: Catalogue,
+    principal: Principal,
+    kind: str,
+    enqueue: Callable[..., JobRow],
+    *,
+    namespace: str,
+    action: str,
+    **detail: Any,
+) -> JobRow:
+    """Queue one job for a key by `enqueue`, which gets `namespace` and `created_by`, and audit the request as `action`.
 
-    Raises Unauthenticated if the key was revoked, perhaps while its request waited.
+    Raises Busy or RateLimitExceeded beyond the limits, and Unauthenticated if the key was revoked, perhaps while its
+    request waited.
     """
+    key_id = principal.key_id
     if catalogue.keys.is_revoked(key_id):
         raise Unauthenticated("This key was revoked.")
     check_queue(catalogue, services.settings, kind, key_id)
-    yield
+    job = enqueue(namespace=namespace, created_by=key_id)
     check_jobs(catalogue, services.registry.quotas, kind, key_id=key_id, namespace=namespace)
+    principal.caller.audit(catalogue, action, job.id, namespace=namespace, **detail)
+    return job
 
 
 def check_queue(catalogue: Catalogue, settings: Settings, kind: str, key_id: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from registry.adapters import expected_tensors
 from registry.catalogue import Catalogue
@@ -19,7 +20,7 @@ from registry.quotas import check_additions
 from registry.spec import SCORING_PASSES, FusionConfig, HeadConfig
 from registry.uploads.files import blob_size
 from service.access.keys import Principal
-from service.jobs.queue_limits import job_limits
+from service.jobs.queue_limits import queue_job
 from service.jobs.training_folder import sweep, training_folder
 from service.services import Services
 from service.settings import Settings
@@ -74,7 +75,6 @@ def submit(services: Services, principal: Principal, request: TrainingRequest) -
         "request_id": principal.request_id,
         **owner,
     }
-    audit = principal.caller.audit
     with services.registry.database.write() as catalogue:
         dedupe = f"{KIND}:{key}"
         job = catalogue.jobs.find_active(dedupe)
@@ -82,15 +82,20 @@ def submit(services: Services, principal: Principal, request: TrainingRequest) -
             catalogue.jobs.add_requester(job.id, principal.key_id, request_id=principal.request_id)
             if owner:
                 job = catalogue.jobs.update_arguments(job, owner)
-            audit(catalogue, "training.ask", job.id, namespace=namespace, name=request.name, **owner)
+            principal.caller.audit(catalogue, "training.ask", job.id, namespace=namespace, name=request.name, **owner)
             return job
         _check_quota(catalogue, services, request, key=key, key_id=principal.key_id)
-        with job_limits(services, catalogue, KIND, key_id=principal.key_id, namespace=namespace):
-            job = catalogue.jobs.enqueue(
-                KIND, arguments, namespace=namespace, created_by=principal.key_id, dedupe_key=dedupe
-            )
-        audit(catalogue, "training.ask", job.id, namespace=namespace, name=request.name, **owner)
-        return job
+        return queue_job(
+            services,
+            catalogue,
+            principal,
+            KIND,
+            partial(catalogue.jobs.enqueue, KIND, arguments, dedupe_key=dedupe),
+            namespace=namespace,
+            action="training.ask",
+            name=request.name,
+            **owner,
+        )
 
 
 def pushed_name(request: TrainingRequest) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -21,7 +22,7 @@ from service.http.requests.parameters import Cursor, Limit, page_size
 from service.http.schemas.evaluations import EvaluationList, EvaluationRequest, evaluation_body
 from service.http.schemas.jobs import Job
 from service.http.security.auth import Reader, Writer
-from service.jobs.queue_limits import job_limits
+from service.jobs.queue_limits import queue_job
 
 router = APIRouter(prefix="/v1/evaluations", tags=["evaluations"], route_class=CheckedRoute)
 KIND = "evaluate"
@@ -73,8 +74,7 @@ def list_evaluations(
 
 def begin_evaluation(services: AppServices, principal: Principal, body: EvaluationRequest) -> JobRow:
     """Queue an evaluation of a pool, or return the unfinished job that equals it; raises as `pairs_of` does."""
-    caller = principal.caller
-    base, pool = pool_of(services.registry, caller, body.pool)
+    base, pool = pool_of(services.registry, principal.caller, body.pool)
     pairs_of(services.registry, pool, passages=body.passages)
     arguments = {
         "base": base.entry.id,
@@ -89,8 +89,7 @@ def begin_evaluation(services: AppServices, principal: Principal, body: Evaluati
         if active is not None:
             catalogue.jobs.add_requester(active.id, principal.key_id, request_id=principal.request_id)
             return active
-        home, key_id = principal.home, principal.key_id
-        with job_limits(services, catalogue, KIND, key_id=key_id, namespace=home):
-            job = catalogue.jobs.enqueue(KIND, arguments, namespace=home, created_by=key_id, dedupe_key=dedupe)
-        caller.audit(catalogue, "evaluation.ask", job.id, namespace=home)
-        return job
+        enqueue = partial(catalogue.jobs.enqueue, KIND, arguments, dedupe_key=dedupe)
+        return queue_job(
+            services, catalogue, principal, KIND, enqueue, namespace=principal.home, action="evaluation.ask"
+        )

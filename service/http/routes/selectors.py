@@ -43,7 +43,7 @@ from service.http.schemas.selectors import (
 )
 from service.http.security.auth import Reader, Writer
 from service.http.thread_turns import in_thread
-from service.jobs.queue_limits import job_limits
+from service.jobs.queue_limits import queue_job
 
 router = APIRouter(prefix="/v1", tags=["selectors"], route_class=CheckedRoute)
 
@@ -167,19 +167,24 @@ async def _fit(
 
 def _enqueue_fit(services: AppServices, principal: Principal, requested: RequestedSelector) -> JobRow:
     with services.registry.database.write() as catalogue:
-        home, key_id = principal.home, principal.key_id
-        with job_limits(services, catalogue, "fit", key_id=key_id, namespace=home):
-            job = enqueue_fit(
-                catalogue,
-                base_model=requested.base.entry.id,
-                pool=requested.pool,
-                spec=requested.spec,
-                namespace=home,
-                created_by=key_id,
-                is_requested=True,
-            )
-        principal.caller.audit(catalogue, "selector.ask", job.id, namespace=home, selector=requested.spec.kind)
-        return job
+        enqueue = partial(
+            enqueue_fit,
+            catalogue,
+            base_model=requested.base.entry.id,
+            pool=requested.pool,
+            spec=requested.spec,
+            is_requested=True,
+        )
+        return queue_job(
+            services,
+            catalogue,
+            principal,
+            "fit",
+            enqueue,
+            namespace=principal.home,
+            action="selector.ask",
+            selector=requested.spec.kind,
+        )
 
 
 def _selector(services: AppServices, visible: Namespaces, selector_id: str) -> Selector:
