@@ -59,10 +59,9 @@ def ways_of(pool: ToyRegistry, request: CookRequest, *names: str):
     adapters = [(row, ingredient_of(row, "1", pool.blobs)) for row in rows]
     depth = {"quick": strategies.QUICK, "thorough": strategies.THOROUGH}[request.effort]
     weighing_request = weighing.weighing_request(request, depth, adapters, ["text"])
+    weighed = pool.weigh(pool.tiny.entry, weighing_request)
     ingredients = [ingredient for _, ingredient in adapters]
-    return weighing.mixtures(
-        pool.weigh(pool.tiny.entry, weighing_request), weighing_request, ingredients, shape=SHAPE, max_width=request.max_width
-    )
+    return weighing.mixtures(weighed, weighing_request, ingredients, shape=SHAPE, max_width=request.max_width)
 
 
 def test_the_coefficients_are_the_recipe_and_the_soup_is_accepted_on_held_out_passages(pool):
