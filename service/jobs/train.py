@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from typing import Any
 
 from registry.catalogue.rows import AdapterRow, JobRow
 from registry.cook.cook import cook
-from registry.errors import Conflict, Forbidden, Incompatible, Invalid, QuotaExceeded, TooLarge, Unavailable
+from registry.errors import Busy, Conflict, Forbidden, Incompatible, Invalid, QuotaExceeded, TooLarge, Unavailable
 from registry.formats import WEIGHTS_FILE, AdapterContents, AdapterDirectory, read_directory, write_directory
 from registry.names import parse_ref, split_name
 from registry.progress import Progress
@@ -29,11 +30,11 @@ from registry.spec.passage import decode_lines
 from registry.stored.files import deleted_unless_recorded, record_bytes
 from service.jobs.contract import JobContext, JobKind, namespaces_of
 from service.jobs.train_process import in_child
-from service.jobs.training_curve import TrainingCurve
 from service.jobs.training_folder import CHECKPOINT, TURN, training_folder
 from service.jobs.training_requests import pushed_adapter, pushed_name
 from service.services import Services
 from training.checkpoint import saved_step
+from training.losses_file import read_losses
 from training.request import TrainingRequest, TrainingRun, merge_request
 from training.spec import BANK, FusionRequest
 from training.worker import WorkerRequest, WorkerSetup
@@ -41,6 +42,8 @@ from training.worker import WorkerRequest, WorkerSetup
 log = logging.getLogger("soup.training")
 LOSSES = "losses.json"
 """Name of the file of losses in the folder of an attempt's data."""
+CURVE_SECONDS = 5.0
+"""Least seconds between two writes of the curve."""
 HOPELESS = (Forbidden, Invalid, Incompatible, TooLarge)
 """Errors that a retry would repeat: the training's files are removed."""
 
@@ -115,6 +118,38 @@ def train(training: Training) -> Pushed:
         catalogue.curves.remove(training.context.row.id)
     shutil.rmtree(training.folder, ignore_errors=True)
     return pushed
+
+
+class TrainingCurve:
+    """Reports the progress of a training job, and stores the losses in `path` with the job as they grow.
+
+    So they can be seen while it runs, and if it fails.
+    """
+
+    def __init__(self, context: JobContext, path: Path) -> None:
+        self._context = context
+        self._path = path
+        self._stored: dict[str, Any] | None = None
+        self._checked_at = time.monotonic()
+
+    def report(self, done: int, total: int, message: str) -> None:
+        """Pass progress on to the job, and store new losses from time to time."""
+        if time.monotonic() - self._checked_at >= CURVE_SECONDS:
+            self._checked_at = time.monotonic()
+            self.store()
+        self._context.progress(done, total, message)
+
+    def store(self) -> None:
+        """Store the losses if they have changed; problems are only logged."""
+        try:
+            losses = read_losses(self._path)
+            if losses is None or losses == self._stored:
+                return
+            with self._context.services.registry.database.write() as catalogue:
+                catalogue.curves.put(self._context.row.id, losses)
+            self._stored = losses
+        except (Busy, Unavailable, OSError) as error:  # a missing curve must not end the training or hide its error
+            log.warning("a curve is not stored: %s", error)
 
 
 def _train_and_push(training: Training) -> Pushed:

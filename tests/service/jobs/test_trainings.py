@@ -28,7 +28,6 @@ from registry.spec import BaseShape
 from registry.spec.passage import encode_lines
 from service.jobs import runner as jobs_module
 from service.jobs import train as training_job
-from service.jobs import training_curve
 from service.jobs.contract import JobContext
 from service.jobs.training_folder import TURN, sweep
 from service.jobs.training_requests import remove_old_trainings
@@ -246,7 +245,7 @@ def test_a_loss_that_diverges_is_told_and_of_it_the_losses_are_kept_that_led_the
 def test_one_that_is_cancelled_keeps_its_losses_and_one_that_succeeds_has_them_in_its_record(
     world: World, beside: InChild, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_curve, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(training_job, "CURVE_SECONDS", 0.0)
     body = training_body(world, "acme/halfway", spec=LONG)
     job = started(world, body)
     until(lambda: len((curve_of(world, job) or {}).get("train_history", ())) > 2)  # while it runs
