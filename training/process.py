@@ -35,6 +35,8 @@ NICENESS = 10
 """Niceness of a server's child processes: streams come first."""
 AUTOGROUP = Path("/proc/self/autogroup")
 """The niceness of this process's session, on Linux (sched(7))."""
+CLEANUP_SECONDS = 1.0
+"""How long a thread may take to notice that the child it asked was killed, and to clean up after it."""
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of a disk that takes no more files, which the operator can mend."""
 
@@ -157,6 +159,12 @@ class Child:
         assert self._process is not None
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
+
+    def kill(self) -> None:
+        """Kill it, from any thread. A thread that waits for its answer gets Unavailable; otherwise call `end` too."""
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def ask_to_end(self) -> None:
         """Close its standard input, which asks it to stop."""

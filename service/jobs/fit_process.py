@@ -20,7 +20,7 @@ from registry.select.fit import fit
 from registry.spec import BlobPlace, PoolSpec, SelectorSpec
 from service.observability.logs import logged
 from service.settings import Settings
-from training.process import NICENESS, TICK_SECONDS, Child, Handle, Json, lower_priority, serve
+from training.process import CLEANUP_SECONDS, NICENESS, TICK_SECONDS, Child, Handle, Json, lower_priority, serve
 
 
 class FitProcess:
@@ -53,8 +53,11 @@ class FitProcess:
             return catalogue.selectors.get(None, answer["selector"])
 
     def stop(self) -> None:
-        """End the child, even during a fit."""
-        self._child.end()
+        """End the child, even during a fit; its thread may then wait for the database, and cleans up later."""
+        self._child.kill()
+        if self._lock.acquire(timeout=CLEANUP_SECONDS):
+            self._child.end()
+            self._lock.release()
 
 
 def begin(setup: Json) -> Handle:

@@ -31,7 +31,7 @@ from service.jobs.train_process import end_with_server
 from service.observability.logs import logged
 from service.settings import Settings
 from training.gradient_worker import GradientSetup, begin
-from training.process import NICENESS, TICK_SECONDS, Child, Json, lower_priority, serve
+from training.process import CLEANUP_SECONDS, NICENESS, TICK_SECONDS, Child, Json, lower_priority, serve
 
 NAME = "The process that computes gradients"
 Result = TypeVar("Result", Tuned, MeasuredStatistic)
@@ -61,10 +61,14 @@ class GradientProcess:
         return self._run_and_store(entry, _task("measure", request), MeasuredStatistic, progress)
 
     def stop(self) -> None:
-        """End the process; called after all jobs have ended."""
-        with self._lock:
+        """End the process, even during a task; its thread may then wait for the database, and cleans up later."""
+        child = self._child
+        if child is not None:
+            child.kill()
+        if self._lock.acquire(timeout=CLEANUP_SECONDS):
             self._cancel_timer()
             self._end()
+            self._lock.release()
 
     def _run_and_store(self, entry: BaseEntry, task: Json, kind: type[Result], progress: Progress) -> Result:
         """Run a task and store its tensors, if there are any.

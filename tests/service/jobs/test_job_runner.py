@@ -7,6 +7,7 @@ import errno
 import json
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -40,9 +41,11 @@ from service.settings import Settings
 from tests.postgres import Databases
 from tests.registry.memory_blobs import MemoryBlobs
 from tests.registry.toy_registry import ToyRegistry, passages
+from training.process import Child
 
 ON_DATABASES = ("sqlite",)  # what the queue's own SQL does on each is asked in `registry/catalogue/test_jobs.py`
 PATIENCE = 60.0
+SILENT_CHILD = "tests.training.silent_child"
 LATER = timedelta(days=1)
 Run = Callable[[JobContext], dict[str, Any]]
 SECRET = "secret text of a sample"
@@ -591,3 +594,30 @@ def test_processes_log_at_the_level_of_their_server(monkeypatch: pytest.MonkeyPa
     for call in child.call_args_list:
         logs.logged(Mock())(call.args[1])
     assert levels == ["error", "error"]
+
+
+def test_a_process_is_ended_although_the_thread_of_its_task_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as for a database that another process has locked, longer than a server takes to stop."""
+    monkeypatch.setattr(gradient_process, "Child", lambda _, setup, **named: Child(SILENT_CHILD, setup, **named))
+    computing = gradient_process.GradientProcess(Settings())
+    waits, go_on, errors = threading.Event(), threading.Event(), []
+
+    def progress(*_: Any) -> None:
+        waits.set()
+        go_on.wait(PATIENCE)
+
+    def task() -> None:
+        try:
+            computing._run(BaseEntry(id="a", source="a"), {"seconds": PATIENCE}, progress)
+        except SoupError as error:
+            errors.append(type(error))
+
+    thread = threading.Thread(target=task)
+    thread.start()
+    assert waits.wait(PATIENCE)
+    began = time.monotonic()
+    computing.stop()
+    assert time.monotonic() - began < PATIENCE / 2
+    go_on.set()
+    thread.join(PATIENCE)
+    assert errors == [Unavailable]
