@@ -45,7 +45,7 @@ class Checked:
 def check_hashes(database: Database, blobs: ServerBlobs, *, rate: int | None, progress: Progress) -> Checked:
     """Check every blob that the database names or the folder has.
 
-    With a `rate` all their bytes are read and hashed, at most so many per second; without one only sizes are compared.
+    With a `rate` all their bytes are read and hashed, at most `rate` bytes per second; else only sizes are compared.
 
     Raises Unavailable if the folder is not the one of the database: then every blob would be missing.
     """
