@@ -9,14 +9,12 @@ needs.
 
 from __future__ import annotations
 
-import logging
 import random
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -27,6 +25,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, ObjectStore, S3Store
 from pydantic import ValidationError
 
 from registry.blobs.folder import INCOMING, MARK
+from registry.blobs.state import Fault, StoreState
 from registry.errors import Unavailable
 from registry.spec import StoreMark
 
@@ -54,33 +53,20 @@ NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "specified bucket does not exi
 NOT_ALLOWED = ("status code: 401", "status code: 403")
 """Messages of the library where it has no exception of its own for it, as for lists."""
 Result = TypeVar("Result")
-
-log = logging.getLogger("soup.blobs")
 _jitter = random.SystemRandom()
 
-
-@dataclass(frozen=True)
-class BucketFault:
-    """A fault of the store: a summary, and a message with advice in which `{}` is the store."""
-
-    summary: str
-    message: str
-    is_transient: bool = False
-    """True if it may be over a moment later, so that the request is retried."""
-
-
-NO_SUCH = BucketFault("is gone", "There is no bucket for {}: make it, or correct SOUP_BLOBS_URL.")
-REPLACED = BucketFault(
+NO_SUCH = Fault("is gone", "There is no bucket for {}: make it, or correct SOUP_BLOBS_URL.")
+REPLACED = Fault(
     "is another one",
     f"{{}} is not what the server was started with (its {MARK} is missing or another's): put it back, and the server "
     "goes on by itself; restart the server where it is the right one.",
 )
-REFUSED = BucketFault(
+REFUSED = Fault(
     "refuses the server",
     "{} refuses the server's credentials: see the variables that they come from (AWS_..., GOOGLE_..., AZURE_...), and "
     "what they may do.",
 )
-AWAY = BucketFault("does not answer", "{} does not answer, or not whole: try again later.", is_transient=True)
+AWAY = Fault("does not answer", "{} does not answer, or not whole: try again later.", is_transient=True)
 
 
 class ObjectStamp(NamedTuple):
@@ -94,7 +80,7 @@ class _TruncatedError(Exception):
     """The store returned fewer bytes than it announced, or stored fewer than it was sent."""
 
 
-class Bucket:
+class Bucket(StoreState):
     """The objects under a URL (`s3://bucket/prefix`, also gs, az, file); threads share it.
 
     Requests are retried for `seconds`. The constructor sends none; it raises Unavailable if the library accepts neither
@@ -103,15 +89,11 @@ class Bucket:
 
     def __init__(self, url: str, *, seconds: float) -> None:
         self.name = url.rstrip("/")
-        self.store: str | None = None
-        """The store id that the bucket's mark has to have; None until a mark was read."""
-        self.fault: BucketFault | None = None
-        """The fault of the last request, None if it succeeded."""
+        super().__init__(f"the object store {self.name}")
         self._seconds = seconds
         self._transfer_seconds = CONCURRENCY * CHUNK_BYTES / SLOWEST_LINK
         """Seconds that concurrent requests may take on the slowest link."""
         self._fault_is_of_writing = False
-        self._lock = threading.Lock()
         self._thread_local = threading.local()
         # An http:// endpoint has to be named by the operator; the library ignores its own variable for that beside
         # other options.
@@ -179,7 +161,7 @@ class Bucket:
         try:
             return self._retry(lambda: self._put(client, key, data, size), writes=True, extra_seconds=extra_seconds)
         except FileNotFoundError as error:
-            raise self._record_fault(NO_SUCH, writes=True) from error
+            raise self._fail(NO_SUCH, writes=True) from error
 
     def copy(self, key: str, target: str) -> None:
         """Copy an object to another key; raises FileNotFoundError."""
@@ -233,7 +215,7 @@ class Bucket:
             data = self._retry(lambda: bytes(obstore.get(self._client, MARK).bytes()), patient=patient)
         except FileNotFoundError as error:
             if any(message in str(error) for message in NO_BUCKET):
-                raise self._record_fault(NO_SUCH, writes=False) from error
+                raise self._fail(NO_SUCH, writes=False) from error
             return None
         return StoreMark.model_validate_json(data)
 
@@ -242,22 +224,20 @@ class Bucket:
         try:
             mark = self.mark(patient=patient)
         except ValidationError as error:
-            raise self._record_fault(REPLACED, writes=False) from error
-        if self.store is None and mark is not None:
-            self.store = mark.store
-        if self.store is not None and (mark is None or mark.store != self.store):
-            raise self._record_fault(REPLACED, writes=False)
+            raise self._fail(REPLACED, writes=False) from error
+        if not self.matches(mark):
+            raise self._fail(REPLACED, writes=False)
         if self.fault is REPLACED:
-            self._clear_fault()
+            self.clear_fault()
 
-    def probe(self) -> BucketFault | None:
+    def probe(self) -> Fault | None:
         """Write and delete an object, each tried once; returns the fault of the bucket, None if it can be used."""
         key = f"{INCOMING}/{secrets.token_hex(8)}"
         try:
             self.check(patient=False)
             self._retry(lambda: self._write_probe(key), writes=True, patient=False)
         except FileNotFoundError:
-            self._record_fault(NO_SUCH, writes=True)
+            self._fail(NO_SUCH, writes=True)
         except Unavailable:
             pass
         return self.fault
@@ -319,35 +299,26 @@ class Bucket:
                 if fault.is_transient and self._is_hasty:
                     raise Unavailable(fault.message.format(self.name), param="blobs") from error
                 if not fault.is_transient or time.monotonic() >= deadline:
-                    raise self._record_fault(fault, writes=writes) from error
+                    raise self._fail(fault, writes=writes) from error
             else:
                 self._record_success(writes)
                 return result
             self.pause(attempts)
             attempts += 1
 
-    def _record_fault(self, fault: BucketFault, *, writes: bool) -> Unavailable:
-        message = fault.message.format(self.name)
-        with self._lock:
-            if self.fault is not fault:
-                self.fault = fault
-                log.warning("the object store %s %s", self.name, fault.summary)
-            self._fault_is_of_writing = writes
-        return Unavailable(message, param="blobs")
+    def _fail(self, fault: Fault, *, writes: bool) -> Unavailable:
+        """Record a fault, and return the error to raise."""
+        self._fault_is_of_writing = writes
+        self.record_fault(fault, fault.summary)
+        return Unavailable(fault.message.format(self.name), param="blobs")
 
     def _record_success(self, writes: bool) -> None:
         """Clear the fault after a successful request, except one of writing after a read."""
         if self.fault is not REPLACED and (writes or not self._fault_is_of_writing):
-            self._clear_fault()
-
-    def _clear_fault(self) -> None:
-        with self._lock:
-            previous, self.fault, self._fault_is_of_writing = self.fault, None, False
-        if previous is not None:
-            log.info("the object store %s can be used again", self.name)
+            self.clear_fault()
 
 
-def _fault_of(error: Exception) -> BucketFault:
+def _fault_of(error: Exception) -> Fault:
     message = str(error)
     if isinstance(error, PermissionDeniedError | UnauthenticatedError | PermissionError):
         return REFUSED

@@ -7,18 +7,16 @@ A fault of the folder is raised as Unavailable, logged when it begins and when i
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import secrets
 import stat
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from registry.blobs.state import Fault, StoreState
 from registry.errors import Unavailable
 from registry.files import sync_directory
 from registry.spec import StoreMark
@@ -27,38 +25,26 @@ INCOMING, ASIDE, MARK = "incoming", "set-aside", "store.json"
 PROBE_BYTES = 2**20
 """Size of the file that a probe writes: a disk without room for it is full."""
 
-log = logging.getLogger("soup.blobs")
 
-
-@dataclass(frozen=True)
-class FolderFault:
-    """A fault of the folder: a summary, and a message with advice in which `{}` is the system's error."""
-
-    summary: str
-    message: str
-
-
-GONE = FolderFault(
-    "is gone", "The folder of the blobs is gone: mount it or put it back; the server then goes on by itself."
-)
-REPLACED = FolderFault(
+GONE = Fault("is gone", "The folder of the blobs is gone: mount it or put it back; the server then goes on by itself.")
+REPLACED = Fault(
     "is another one",
     f"The folder of the blobs is not the one that the server was started with (its {MARK} is missing or another's): "
     "mount it or put it back, and the server goes on by itself; restart the server where it is the right one.",
 )
-FULL = FolderFault(
+FULL = Fault(
     "is full",
     "The folder of the blobs is full ({}); nothing of this was stored. Try again when there is space.",
 )
-READ_ONLY = FolderFault(
+READ_ONLY = Fault(
     "is read-only",
     "The folder of the blobs is read-only ({}); nothing of this was stored. Make its file system writable again.",
 )
-FORBIDDEN = FolderFault(
+FORBIDDEN = Fault(
     "may not be used",
     "The folder of the blobs may not be used by the server ({}): give it back to the server's user.",
 )
-FAILING = FolderFault("fails", "The folder of the blobs cannot be used ({}): look at its disk or its network.")
+FAILING = Fault("fails", "The folder of the blobs cannot be used ({}): look at its disk or its network.")
 BY_ERROR = {
     errno.ENOSPC: FULL,
     errno.EDQUOT: FULL,
@@ -89,19 +75,15 @@ def blob_path(folder: Path, name: str) -> Path:
     return folder / name[:2] / name
 
 
-class BlobFolder:
+class BlobFolder(StoreState):
     """The state of the folder of the blobs; threads share it."""
 
     def __init__(self, path: Path) -> None:
+        super().__init__(f"the folder of the blobs {path}")
         self.path = path
         self.incoming = path / INCOMING
-        self.store: str | None = None
-        """The store id that the folder's mark has to have; None until a mark was read."""
-        self.fault: FolderFault | None = None
-        """The fault of the last use, None if it succeeded."""
-        self._lock = threading.Lock()
 
-    def probe(self) -> FolderFault | None:
+    def probe(self) -> Fault | None:
         """Write and delete a file; returns the fault of the folder, None if it can be used."""
         try:
             self.check()
@@ -119,7 +101,7 @@ class BlobFolder:
         except OSError as error:
             raise self._translate(error) from error
         if fault is not None:
-            raise self._record_fault(fault, fault.message)
+            raise self._fail(fault, fault.message)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -149,18 +131,18 @@ class BlobFolder:
         """Create a file in this folder, and return its descriptor to write to; raises OSError."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self.new_file_mode)
 
-    def _find_fault(self) -> FolderFault | None:
+    def _find_fault(self) -> Fault | None:
         if not self.path.is_dir():
             return GONE
         try:
             mark = read_mark(self.path)
         except ValidationError:
             return REPLACED
-        if self.store is None and mark is not None:
-            self.store = mark.store
-        if self.store is None:  # in tests, and while a process starts
-            return None if self.incoming.is_dir() else GONE
-        return None if mark is not None and mark.store == self.store else REPLACED
+        if not self.matches(mark):
+            return REPLACED
+        if mark is None and not self.incoming.is_dir():  # in tests, and while a process starts
+            return GONE
+        return None
 
     def _probe(self) -> None:
         """Write a file, and delete it; raises OSError."""
@@ -174,18 +156,9 @@ class BlobFolder:
 
     def _translate(self, error: OSError) -> Unavailable:
         fault = BY_ERROR.get(error.errno or 0, FAILING)
-        return self._record_fault(fault, fault.message.format(error.strerror))
+        return self._fail(fault, fault.message.format(error.strerror))
 
-    def _record_fault(self, fault: FolderFault, message: str) -> Unavailable:
-        with self._lock:
-            if self.fault is not fault:
-                self.fault = fault
-                log.warning("the folder of the blobs %s %s: %s", self.path, fault.summary, message)
+    def _fail(self, fault: Fault, message: str) -> Unavailable:
+        """Record a fault, and return the error to raise."""
+        self.record_fault(fault, f"{fault.summary}: {message}")
         return Unavailable(message)
-
-    def clear_fault(self) -> None:
-        """Note that the folder can be used."""
-        with self._lock:
-            if self.fault is not None:
-                self.fault = None
-                log.info("the folder of the blobs %s can be used again", self.path)
