@@ -14,12 +14,13 @@ import logging
 import os
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import IO, BinaryIO, Protocol, Self
+from typing import IO, BinaryIO, Self
 
 from registry.blobs.contract import ContentCheck, damaged, hex_of, missing, unreadable, writable
 from registry.blobs.file_uploads import FileUploads
@@ -35,7 +36,38 @@ SCRATCH = sha256_digest(b"")
 """The digest that a writer of a scratch file is given."""
 
 
-class LocalBlobs:
+class WritableBlobs(ABC):
+    """Base of stores whose blobs are written to a file in the folder of `state`, and then adopted."""
+
+    state: BlobFolder
+
+    @abstractmethod
+    def open(self, digest: str) -> BinaryIO:
+        """Its bytes as a seekable file, all of them verified; raises DamagedBlob."""
+
+    @abstractmethod
+    def adopt(self, file: IO[bytes], path: Path, digest: str) -> None:
+        """Make the file the blob with this digest; durable when this returns."""
+
+    def put_bytes(self, data: bytes) -> str:
+        """Store bytes and return their digest; durable when this returns."""
+        digest = sha256_digest(data)
+        with self.writer(digest, max_bytes=len(data), length=len(data)) as writer:
+            writer.write(data)
+            writer.commit()
+        return digest
+
+    def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> LocalWriter:
+        """A writer of the blob with this digest."""
+        return LocalWriter(self, digest, ContentCheck(digest, max_bytes, length))
+
+    def size(self, digest: str) -> int:
+        """Its size in bytes; raises DamagedBlob."""
+        with self.open(digest) as file:
+            return os.fstat(file.fileno()).st_size
+
+
+class LocalBlobs(WritableBlobs):
     """A ServerBlobs over a folder, which is created unless `make` is False, for a folder of another process."""
 
     is_shared = False
@@ -76,14 +108,7 @@ class LocalBlobs:
             with self.state.writing():
                 sync_blob_name(self.place(digest))
             return digest
-        with self.writer(digest, max_bytes=len(data), length=len(data)) as writer:
-            writer.write(data)
-            writer.commit()
-        return digest
-
-    def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> LocalWriter:
-        """A writer of the blob with this digest."""
-        return LocalWriter(self, digest, ContentCheck(digest, max_bytes, length))
+        return super().put_bytes(data)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -106,11 +131,6 @@ class LocalBlobs:
         except DamagedBlob:
             return False
         return True
-
-    def size(self, digest: str) -> int:
-        """Its size in bytes; raises DamagedBlob."""
-        with self.open(digest) as file:
-            return os.fstat(file.fileno()).st_size
 
     def size_unverified(self, digest: str) -> int:
         """Its size in bytes, verified all the same; raises DamagedBlob."""
@@ -242,21 +262,10 @@ class LocalBlobs:
             raise unreadable(digest, error) from error
 
 
-class WriterTarget(Protocol):
-    """The store that a LocalWriter writes for."""
-
-    @property
-    def state(self) -> BlobFolder:
-        """The folder in whose `incoming` the temporary file is written."""
-
-    def adopt(self, file: IO[bytes], path: Path, digest: str) -> None:
-        """Make the file the blob with this digest; durable when this returns."""
-
-
 class LocalWriter:
     """A BlobWriter into a temporary file, which `commit` has the store adopt as the blob."""
 
-    def __init__(self, blobs: WriterTarget, digest: str, check: ContentCheck) -> None:
+    def __init__(self, blobs: WritableBlobs, digest: str, check: ContentCheck) -> None:
         self._blobs = blobs
         self._digest = digest
         self._folder = blobs.state.incoming

@@ -7,7 +7,6 @@ Reads go through the cache, and are verified while they are downloaded.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -19,17 +18,16 @@ from pydantic import ValidationError
 
 from registry.blobs.bucket import Bucket, ObjectStamp
 from registry.blobs.cache import BlobCache
-from registry.blobs.contract import ContentCheck, damaged, hex_of, missing
-from registry.blobs.folder import ASIDE, MARK, BlobFolder
-from registry.blobs.local import LocalBlobs, LocalWriter
+from registry.blobs.contract import damaged, hex_of, missing
+from registry.blobs.folder import ASIDE, MARK
+from registry.blobs.local import LocalBlobs, WritableBlobs
 from registry.blobs.object_uploads import ObjectUploads
 from registry.blobs.verified import VerifiedBlobs
 from registry.errors import DamagedBlob, Unavailable
-from registry.names import sha256_digest
 from registry.spec import StoreMark
 
 
-class ObjectBlobs:
+class ObjectBlobs(WritableBlobs):
     """A ServerBlobs over a bucket; `staging` is a local folder for unfinished uploads and files being written."""
 
     is_shared = True
@@ -38,6 +36,7 @@ class ObjectBlobs:
         self._bucket = bucket
         self._cache = cache
         self._staging = staging
+        self.state = staging.state
         self._verified = VerifiedBlobs[ObjectStamp]()
         """Objects that this process has stored, or downloaded and verified, by digest."""
         self._damaged = VerifiedBlobs[ObjectStamp]()
@@ -54,27 +53,10 @@ class ObjectBlobs:
         """The local folder."""
         return self._staging.folder
 
-    @property
-    def state(self) -> BlobFolder:
-        """The state of the local folder."""
-        return self._staging.state
-
     def check(self) -> None:
         """Raise Unavailable if the bucket or the folder is gone, or is another one."""
         self._staging.check()
         self._bucket.check()
-
-    def put_bytes(self, data: bytes) -> str:
-        """Store bytes and return their digest; durable when this returns."""
-        digest = sha256_digest(data)
-        with self.writer(digest, max_bytes=len(data), length=len(data)) as writer:
-            writer.write(data)
-            writer.commit()
-        return digest
-
-    def writer(self, digest: str, *, max_bytes: int, length: int | None = None) -> LocalWriter:
-        """A writer of the blob with this digest."""
-        return LocalWriter(self, digest, ContentCheck(digest, max_bytes, length))
 
     def scratch(self) -> AbstractContextManager[Path]:
         """A local file that another process may write to; deleted at the end of the context."""
@@ -111,11 +93,6 @@ class ObjectBlobs:
         except DamagedBlob:
             return False
         return True
-
-    def size(self, digest: str) -> int:
-        """Its size in bytes; raises DamagedBlob."""
-        with self.open(digest) as file:
-            return os.fstat(file.fileno()).st_size
 
     def size_unverified(self, digest: str) -> int:
         """Its size in bytes, without a download; raises DamagedBlob if it is missing, or was found to be damaged."""
