@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from registry.blobs.bucket import Bucket, ObjectStamp
 from registry.blobs.contract import damaged, hex_of, missing
@@ -97,7 +97,10 @@ class BlobCache:
                     raise missing(digest) from None
                 file.flush()
                 if sha256.hexdigest() == hex_of(digest):
-                    return self.keep(path, digest) or _reopen(file), stamp
+                    self.keep(path, file, digest)
+                    reader = os.fdopen(os.dup(file.fileno()), "rb")  # also if the folder was deleted meanwhile
+                    reader.seek(0)
+                    return reader, stamp
         raise damaged(digest, size)
 
     @contextmanager
@@ -117,27 +120,22 @@ class BlobCache:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
 
-    def keep(self, path: Path, digest: str) -> BinaryIO | None:
-        """Move a file into the cache whose bytes are known to be the digest's, and open it; None if that fails."""
+    def keep(self, path: Path, file: IO[bytes], digest: str) -> None:
+        """Move a file, open as `file`, into the cache if that is possible; its bytes are known to be the digest's."""
         name = hex_of(digest)
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            file = path.open("rb")  # before it is renamed: that name may be another process's file
-        except OSError:  # the folder was deleted a moment ago
-            return None
-        try:
             path.replace(self.folder / name)
-        except OSError:  # another file system
-            file.close()
-            return None
-        stamp = FileStamp.of(file)  # after the rename, which counts as a change of the file on some systems
+        except OSError:  # the folder was deleted a moment ago, or is on another file system
+            return
+        # after the rename, which counts as a change on some systems; the new name may be another process's file already
+        stamp = FileStamp.of(file)
         self._verified.add(digest, stamp)
         self._used[name] = time.time()
         with self._lock:
             self._free -= stamp.size
             if self._free < 0:
                 self._evict()
-        return file
 
     def remove(self, digest: str) -> None:
         """Remove the file of a blob."""
@@ -166,10 +164,3 @@ class BlobCache:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
         self._free = self._max_bytes - total
-
-
-def _reopen(file: BinaryIO) -> BinaryIO:
-    """A second file object for an open file, from its beginning; its folder was deleted meanwhile."""
-    copy = os.fdopen(os.dup(file.fileno()), "rb")
-    copy.seek(0)
-    return copy

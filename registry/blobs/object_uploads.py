@@ -144,9 +144,7 @@ class ObjectUpload(AbstractContextManager["ObjectUpload"]):
         upload_part = UploadPart(start=self._acknowledged.received, size=size, digest=digest)
         self._blobs.check()
         self._uploads.bucket.put(self._key_of(upload_part), path, size)
-        cached = self._uploads.cache.keep(path, digest)
-        if cached is not None:
-            cached.close()
+        self._uploads.cache.keep(path, file, digest)
         file.close()
         return upload_part
 

@@ -71,9 +71,7 @@ class ObjectBlobs(WritableBlobs):
         stamp = self._bucket.head(key)
         if stamp is None or not self._verified.has(digest, stamp):
             self._note(digest, self._bucket.put(key, path, path.stat().st_size))
-        cached = self._cache.keep(path, digest)
-        if cached is not None:
-            cached.close()
+        self._cache.keep(path, file, digest)
         file.close()
 
     def has(self, digest: str) -> bool:

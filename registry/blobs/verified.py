@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import AbstractContextManager
-from typing import Any, BinaryIO, Generic, NamedTuple, Self, TypeVar
+from typing import IO, Any, Generic, NamedTuple, Self, TypeVar
 
 MAX_STAMPS = 2**16
 """Stamps that are remembered, the oldest dropped: some 20 MiB."""
@@ -26,7 +26,7 @@ class FileStamp(NamedTuple):
     changed: int
 
     @classmethod
-    def of(cls, file: BinaryIO) -> Self:
+    def of(cls, file: IO[bytes]) -> Self:
         """The stamp of an open file."""
         stat = os.fstat(file.fileno())
         return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
