@@ -53,7 +53,7 @@ class FitProcess:
             return catalogue.selectors.get(None, answer["selector"])
 
     def stop(self) -> None:
-        """End the child, even during a fit; its thread may then wait for the database, and cleans up later."""
+        """Kill the child, even during a fit. A thread that waits for the database meanwhile cleans up afterwards."""
         self._child.kill()
         if self._lock.acquire(timeout=CLEANUP_SECONDS):
             self._child.end()

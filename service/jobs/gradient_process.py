@@ -61,7 +61,7 @@ class GradientProcess:
         return self._run_and_store(entry, _task("measure", request), MeasuredStatistic, progress)
 
     def stop(self) -> None:
-        """End the process, even during a task; its thread may then wait for the database, and cleans up later."""
+        """Kill the process, even during a task. A thread that waits for the database meanwhile cleans up afterwards."""
         child = self._child
         if child is not None:
             child.kill()

@@ -197,17 +197,18 @@ class JobRunner:
                 self._ended(row.kind, "succeeded")
                 return True
             return self._ended_elsewhere(row)
-        except Interrupted:
-            self._store(lambda jobs: jobs.release(row.id, self._name))
-            return False
+        except (Interrupted, Busy, Unavailable) as error:
+            if isinstance(error, Interrupted) or self._stopping.is_set():  # perhaps of a child that the stop has killed
+                self._store(lambda jobs: jobs.release(row.id, self._name))
+                return False
+            return self._fail(row, error, retry_in=self._retry_in(row, failures))
         except Cancelled as error:
             if not self._ended_elsewhere(row):
                 return self._fail(row, error, retry_in=None)
             self._store(lambda jobs: self._took(jobs, row))
             return True
         except SoupError as error:
-            is_transient = isinstance(error, (Busy, Unavailable))
-            return self._fail(row, error, retry_in=self._retry_in(row, failures) if is_transient else None)
+            return self._fail(row, error, retry_in=None)
         except Exception as error:
             internal = Internal(f"The job failed on our side ({type(error).__name__}); the server's log has the rest.")
             return self._fail(row, internal, retry_in=self._retry_in(row, failures), unexpected=error)

@@ -10,10 +10,10 @@ from training.process import serve
 
 
 def answer(request: dict[str, Any], _progress: object) -> dict[str, Any]:
-    time.sleep(request["seconds"])
+    time.sleep(request.get("seconds", 60))
     if "errno" in request:
         raise OSError(request["errno"], os.strerror(request["errno"]), "/secret/path")
-    return {"slept": request["seconds"]}
+    return {"slept": request.get("seconds", 60)}
 
 
 if __name__ == "__main__":

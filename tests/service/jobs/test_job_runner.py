@@ -314,6 +314,20 @@ class TestProcesses:
         stage.run = lambda context: {"by": "the next"}
         assert stage.ended(stage.runner(), job).result == {"by": "the next"}
 
+    def test_a_job_whose_process_the_stop_has_killed_is_given_back(self, stage: Stage) -> None:
+        def killed(_: JobContext) -> dict[str, Any]:
+            stage.started.release()
+            stage.go_on.wait(PATIENCE)
+            raise Unavailable("The process that computes gradients ended with status -9; try again.")
+
+        stage.run = killed
+        runner, job = stage.runner(job_attempts=1), stage.enqueue()
+        assert stage.started.acquire(timeout=PATIENCE)
+        runner.begin_stop()
+        stage.go_on.set()
+        assert runner.stop() is True
+        assert (stage.row(job).state, stage.row(job).error, stage.cleaned) == ("queued", None, [])
+
     def test_who_waits_for_a_job_hears_that_the_server_stops(self, stage: Stage) -> None:
         runner = stage.runner(start=False)
         job, is_told = stage.enqueue(), threading.Event()
@@ -596,10 +610,12 @@ def test_processes_log_at_the_level_of_their_server(monkeypatch: pytest.MonkeyPa
     assert levels == ["error", "error"]
 
 
-def test_a_process_is_ended_although_the_thread_of_its_task_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("module", [fit_process, gradient_process])
+def test_a_process_is_ended_although_the_thread_of_its_task_waits(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     """Such as for a database that another process has locked, longer than a server takes to stop."""
-    monkeypatch.setattr(gradient_process, "Child", lambda _, setup, **named: Child(SILENT_CHILD, setup, **named))
-    computing = gradient_process.GradientProcess(Settings())
+    monkeypatch.setattr(module, "Child", lambda _, setup, **named: Child(SILENT_CHILD, setup, **named))
+    fitting, computing = fit_process.FitProcess(Mock(), Settings()), gradient_process.GradientProcess(Settings())
+    spec = Mock(model_dump=Mock(return_value={}))
     waits, go_on, errors = threading.Event(), threading.Event(), []
 
     def progress(*_: Any) -> None:
@@ -608,7 +624,10 @@ def test_a_process_is_ended_although_the_thread_of_its_task_waits(monkeypatch: p
 
     def task() -> None:
         try:
-            computing._run(BaseEntry(id="a", source="a"), {"seconds": PATIENCE}, progress)
+            if module is fit_process:
+                fitting.fit(spec, spec, None, progress=progress)
+            else:
+                computing._run(BaseEntry(id="a", source="a"), {"seconds": PATIENCE}, progress)
         except SoupError as error:
             errors.append(type(error))
 
@@ -616,7 +635,7 @@ def test_a_process_is_ended_although_the_thread_of_its_task_waits(monkeypatch: p
     thread.start()
     assert waits.wait(PATIENCE)
     began = time.monotonic()
-    computing.stop()
+    (fitting if module is fit_process else computing).stop()
     assert time.monotonic() - began < PATIENCE / 2
     go_on.set()
     thread.join(PATIENCE)
