@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from registry.blobs import BlobStore, ServerBlobs, SetAsideBlobs
-from registry.catalogue.database import Database
+from registry.catalogue.database import Catalogue, Database
 from registry.errors import Unavailable
 from registry.names import COOKS
 from registry.spec import StoreMark
@@ -55,6 +55,7 @@ def check_blobs(database: Database, blobs: ServerBlobs, *, alone: bool, accept: 
     with database.read() as catalogue:
         mark, named = catalogue.stores.mark(), catalogue.blobs.digests()
         waiting = {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.active(kind)}
+        ended = set(_ended_requests(catalogue))
     stored = set(blobs.digests())  # after what the database names: that was stored before
     if not accept:
         _check_belongs(mark, blob_mark, named, stored, blobs)
@@ -65,10 +66,11 @@ def check_blobs(database: Database, blobs: ServerBlobs, *, alone: bool, accept: 
         with database.write() as catalogue:
             catalogue.removals.cancel_all()
     set_aside_digests = {"sha256:" + name[-64:] for name in set_aside.names()}
-    lacking = ((named | waiting) - stored) & set_aside_digests
-    restored = {digest for digest in sorted(lacking) if set_aside.restore(digest)}
-    ended = delete_ended_requests(database, blobs, stored)
-    unnamed, requests = _unnamed(database, (stored | restored) - ended, named | waiting) if alone else [], 0
+    lacking = ((named | waiting | ended) - stored) & set_aside_digests
+    returned = {digest for digest in sorted(lacking) if set_aside.restore(digest)}
+    deleted = delete_ended_requests(database, blobs, stored | returned)
+    restored = returned - deleted
+    unnamed, requests = _unnamed(database, (stored | restored) - deleted, named | waiting) if alone else [], 0
     for digest in unnamed:
         if not older and _is_request(blobs.read_prefix(digest, len(REQUEST))):
             blobs.delete(digest)
@@ -81,7 +83,7 @@ def check_blobs(database: Database, blobs: ServerBlobs, *, alone: bool, accept: 
         restored=len(restored),
         moved=len(unnamed) - requests,
         set_aside=sum(1 for _ in set_aside.names()),
-        deleted=len(ended) + requests,
+        deleted=len(deleted) + requests,
         missing=len(named - stored - restored),
     )
     _log_report(report, blobs)
@@ -145,11 +147,15 @@ def delete_ended_requests(database: Database, blobs: BlobStore, stored: Iterable
     at a start, and by the runner of jobs with each collection.
     """
     with database.read() as catalogue:
-        jobs = [job for kind in COOKS for job in catalogue.jobs.list(None, kind=kind, limit=LATEST).rows]
-    ended = [job.arguments["request"] for job in jobs if job.state not in ("queued", "running")]
-    undeleted = set(ended).intersection(stored)
+        undeleted = set(_ended_requests(catalogue)).intersection(stored)
     blobs.delete_all(sorted(undeleted))
     return undeleted
+
+
+def _ended_requests(catalogue: Catalogue) -> list[str]:
+    """Digests of the requests of the latest ended cook jobs."""
+    jobs = [job for kind in COOKS for job in catalogue.jobs.list(None, kind=kind, limit=LATEST).rows]
+    return [job.arguments["request"] for job in jobs if job.state not in ("queued", "running")]
 
 
 def _advance(

@@ -98,9 +98,11 @@ def _look(blobs: ServerBlobs, digest: str, rate: int | None) -> tuple[int, bool]
     """The number of stored bytes, and True if they match the digest; they are only read if a rate is given."""
     if rate is None:
         return blobs.stored_size(digest), True
-    sha, size, began = hashlib.sha256(), 0, time.monotonic()
+    sha, size, free_at = hashlib.sha256(), 0, time.monotonic()
     for chunk in blobs.chunks(digest, fresh=True):  # what the disk holds, not what memory remembers of it
         sha.update(chunk)
         size += len(chunk)
-        time.sleep(max(0.0, began + size / rate - time.monotonic()))
+        now = time.monotonic()
+        free_at = max(free_at + len(chunk) / rate, now)  # a slow disk is not made up for
+        time.sleep(free_at - now)
     return size, f"sha256:{sha.hexdigest()}" == digest

@@ -281,14 +281,17 @@ def older(database, blobs, tmp_path) -> Iterator[Database]:
         yield older
 
 
-def test_the_text_of_a_waiting_cook_comes_back_after_starts_on_an_older_copy(database, older, blobs):
+@pytest.mark.parametrize("ended", [False, True])
+def test_the_text_of_a_waiting_cook_alone_comes_back_after_starts_on_an_older_copy(database, older, blobs, ended):
     request = blobs.put_bytes(request_bytes({"sample": "text"}))
-    cook(database, request, ended=False)
+    cook(database, request, ended=ended)
     for _ in range(2):
         start(older, blobs)
     assert aside(blobs) == {request}
-    assert start(database, blobs).restored == 1
-    assert set(blobs.digests()) == {request}
+    report = start(database, blobs)
+    assert (report.restored, report.deleted) == ((0, 1) if ended else (1, 0))
+    assert set(blobs.digests()) == (set() if ended else {request})
+    assert aside(blobs) == set()
 
 
 def test_an_upload_that_begins_like_a_request_comes_back_after_starts_on_an_older_copy(database, older, blobs):
@@ -432,19 +435,20 @@ def test_another_folder_is_not_called_a_folder_of_lost_blobs(verbs, mark):
         checked(verbs)
 
 
-def test_the_rate_is_kept_and_what_reading_takes_counts(verbs, monkeypatch):
+def test_the_rate_is_kept_and_a_slow_disk_is_not_made_up_for(verbs, monkeypatch):
     verbs.blobs.put_bytes(bytes(2 * CHUNK + CHUNK // 2))
     now, slept = [0.0], []
+    seconds_of_reading = iter([0.0, 0.25, 10.0, 0.25])
 
-    def read_for_a_quarter_of_a_second() -> float:
-        now[0] += 0.25
+    def read() -> float:
+        now[0] += next(seconds_of_reading)
         return now[0]
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
         now[0] += seconds
 
-    clock = SimpleNamespace(monotonic=read_for_a_quarter_of_a_second, sleep=sleep)
+    clock = SimpleNamespace(monotonic=read, sleep=sleep)
     monkeypatch.setattr(blob_hashes, "time", clock)
     checked(verbs, rate=CHUNK)
-    assert slept == [0.75, 0.75, 0.25]
+    assert slept == [0.75, 0.0, 0.25]
