@@ -23,7 +23,7 @@ from service.base_models import ServedBaseModel
 from service.engine.text_support import why_no_text
 from service.http import problems
 from service.http.app_services import AppServices
-from service.http.models.mixture_names import mixture_name, parse_mixture
+from service.http.models.mixture_names import is_mixture, mixture_name, parse_mixture
 from service.http.models.named_models import language_model, resolve_model
 from service.http.pages.forms import BYTES_PER_CHARACTER, SMALL, Form, takes_form
 from service.http.pages.models import MAX_MODELS, ModelNames, models_of_form, suggested_models
@@ -280,9 +280,16 @@ def _parse_sampling(form: Mapping[str, str]) -> SamplingForm:
 
 
 def _ingredients_of_form(form: Mapping[str, str]) -> list[MixedAdapter]:
-    """The ingredients in a form, without those whose adapter is blank; raises InvalidName, InvalidParameter."""
+    """The ingredients in a form, without those whose adapter is blank; raises InvalidParameter."""
     rows = [(form.get(f"mix-{n}", "").strip(), form.get(f"weight-{n}", "").strip()) for n in range(1, SLIDERS + 1)]
-    return _parse_ingredients([f"{ref}*{weight or '0'}" for ref, weight in rows if ref])
+    if any(is_mixture(ref) for ref, _ in rows):
+        raise InvalidParameter("Name one adapter in each row, without '+' and '*'.", param="mix")
+    try:
+        return [MixedAdapter(ref=ref, weight=float(weight or "0")) for ref, weight in rows if ref]
+    except (ValueError, ValidationError):  # of the number, or of the values
+        raise InvalidParameter(
+            "A row is not valid: it has an adapter and a weight from 0 to 1000.", param="mix"
+        ) from None
 
 
 def _parse_ingredients(texts: Sequence[str]) -> list[MixedAdapter]:

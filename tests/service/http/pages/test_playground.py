@@ -269,6 +269,7 @@ def test_one_adapter_alone_is_that_adapter(browser: PageSession) -> None:
         ({}, 400, "Name an adapter"),
         ({"mix-1": "acme/law", "weight-1": "0"}, 400, "a weight above zero"),
         ({"mix-1": "a" * 201, "weight-1": "1"}, 400, "is not valid"),
+        ({"mix-1": "acme/law+acme/style", "weight-1": "1"}, 400, "one adapter in each row"),
         ({"mix-1": "acme/law", "weight-1": "-1"}, 400, "from 0 to 1000"),
         ({"mix-1": "acme/law", "weight-1": "nan"}, 400, "from 0 to 1000"),
         ({"mix-1": "acme/law", "weight-1": "1001"}, 400, "from 0 to 1000"),
