@@ -18,8 +18,8 @@ from registry.recent import Recent
 REMEMBERED_MIXTURES = 1024
 """Maximum number of mixtures; the least recently used is dropped first."""
 UNLOADED_MIXTURES = 4
-"""Maximum number of mixtures whose tensors are kept for their first load; the oldest are dropped first: of requests
-that wait, were refused, or need no load."""
+"""Maximum number of mixtures whose tensors are kept for their first load; the oldest are dropped first. They remain if
+a request waits, was refused, or needs no load."""
 MIXING_THREADS = 2
 """Mixtures that are mixed at once; other requests wait."""
 

@@ -160,7 +160,7 @@ def keep_nucleus(probabilities: Tensor, top_p: float) -> Tensor:
 
 
 def _mask_of(largest: Tensor, values: Tensor) -> Tensor:
-    """True for the `largest` of `values` (vocabulary,), which are sorted; of equal ones for the first."""
+    """A mask of `values` (vocabulary,), True for the `largest`, in descending order; of equal ones the first."""
     least = largest[-1]
     mask = values > least
     mask[(values == least).nonzero()[: len(largest) - int(mask.sum()), 0]] = True

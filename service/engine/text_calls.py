@@ -44,7 +44,7 @@ class BaseSource(Protocol):
         """Tokenizer and shape, which stay in memory."""
 
     def size(self, base_id: str) -> int:
-        """Bytes of the weights, known before they are loaded; read once, as every step needs them."""
+        """Bytes of the weights, known before they are loaded. Every step asks: implementations cache it."""
 
     def load(self, base_id: str) -> LoadedBase:
         """The base model, newly loaded and not shared."""

@@ -40,6 +40,7 @@ MESSAGES: dict[type[jwt.PyJWTError], str] = {
     jwt.InvalidAudienceError: "This token is for another audience (aud) than this server.",
     jwt.InvalidIssuerError: "This token is of another issuer (iss).",
 }
+"""Sentences about a token's fault, by the class of the error."""
 
 
 class Tokens:

@@ -16,7 +16,7 @@ from service.http.schemas.adapters import Child, Lineage, Parent
 from service.services import Services
 
 CHILDREN = 100
-"""The newest soups that were made from an adapter; popular adapters have thousands."""
+"""Maximum number of soups made from an adapter that a lineage lists; popular adapters have thousands."""
 
 
 def lineage_of(services: Services, visible: Namespaces, row: AdapterRow) -> Lineage:
