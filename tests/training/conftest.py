@@ -21,6 +21,10 @@ TEXTS = [f"The judge of court {i} held that contract {i * 7} was void." for i in
 VALID = [f"The judge of court {i} held that contract {i * 3} was void." for i in range(100, 125)]
 
 
+class Killed(BaseException):
+    """Ends the training like a signal that nobody handles."""
+
+
 def state_hash(model: torch.nn.Module) -> str:
     """A digest of every parameter and buffer by name: equal where nothing of the model was changed."""
     digest = hashlib.sha256()

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -21,7 +22,7 @@ from registry.adapters import paper_config
 from registry.adapters.weights import save_tensors
 from registry.errors import Cancelled, Conflict, InvalidParameter, Unavailable
 from registry.progress import silent
-from tests.training.conftest import TEXTS, VALID, train_on
+from tests.training.conftest import TEXTS, VALID, Killed, train_on
 from training.checkpoint import FILE, Checkpoint, Saving, discard, locked
 from training.data import DataOrder
 from training.hyperparameters import Hyperparameters
@@ -38,9 +39,9 @@ pytestmark = pytest.mark.slow
 class Counter(nn.Module):
     """A unigram model: its best NLL is the entropy of the tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, logits: Sequence[float] = (0.0, 0.0, 0.0, 0.0)) -> None:
         super().__init__()
-        self.logits = nn.Parameter(torch.zeros(4))
+        self.logits = nn.Parameter(torch.tensor(logits))
 
     def mean_nll(self, blocks):
         return -torch.log_softmax(self.logits, -1)[blocks].mean()
@@ -55,14 +56,6 @@ def started(module, loss, *, train=BLOCKS, valid=BLOCKS, valid_loss=None, **numb
     return TrainingState(module, objective, train=train, valid=valid, hyperparameters=numbers)
 
 
-def run(module=None, *, valid=BLOCKS, **recipe):
-    module = module or Counter()
-    values = {"steps": 300, "batch": 4, "block": 4, "learning_rate": 0.1, **recipe}
-    state = started(module, module.mean_nll, valid=valid, **values)
-    optimise(state)
-    return module, state
-
-
 def drawn_indices(blocks: int, *, take: int, steps: int, seed: int = 0) -> list[int]:
     """The indices of all steps, one after another."""
     order = DataOrder(blocks, take=take, seed=seed)
@@ -70,7 +63,9 @@ def drawn_indices(blocks: int, *, take: int, steps: int, seed: int = 0) -> list[
 
 
 def test_it_finds_the_entropy_and_says_where_it_began():
-    module, state = run()
+    module = Counter()
+    state = started(module, module.mean_nll, steps=300, batch=4, block=4, learning_rate=0.1)
+    optimise(state)
     assert state.history[0] == (0, pytest.approx(math.log(4)))
     assert state.best[0] == pytest.approx(ENTROPY, abs=0.01)
     assert module.mean_nll(torch.from_numpy(BLOCKS)).item() == pytest.approx(state.best[0])
@@ -225,18 +220,14 @@ def trained(*, module=None, train=VARIED, checkpoint=None, should_stop=None, **r
     return module, state
 
 
-class Leaning(Counter):
-    """Begins where no gradient is zero: Adam makes a whole step of what rounding leaves of one."""
-
-    def __init__(self):
-        super().__init__()
-        self.logits = nn.Parameter(torch.tensor([0.3, -0.2, 0.1, 0.5]))
+UNEVEN = (0.3, -0.2, 0.1, 0.5)
+"""Logits where no gradient is zero: Adam makes a whole step of what rounding leaves of one."""
 
 
 @pytest.mark.parametrize(("batch", "accumulate"), [(4, 2), (1, 8), (3, 3)])
 def test_accumulated_batches_are_one_large_batch(batch, accumulate):
-    large, large_state = trained(module=Leaning(), batch=batch * accumulate)
-    small, small_state = trained(module=Leaning(), batch=batch, accumulate=accumulate)
+    large, large_state = trained(module=Counter(UNEVEN), batch=batch * accumulate)
+    small, small_state = trained(module=Counter(UNEVEN), batch=batch, accumulate=accumulate)
     torch.testing.assert_close(small.logits, large.logits, rtol=1e-5, atol=1e-5)
     assert small_state.order.size == large_state.order.size == batch * accumulate
     assert [step for step, _ in small_state.history] == [step for step, _ in large_state.history]
@@ -244,8 +235,8 @@ def test_accumulated_batches_are_one_large_batch(batch, accumulate):
 
 def test_parts_of_another_size_count_as_their_share():
     """Five blocks in parts of 4 and 1: a mean of means would be another update."""
-    large, _ = trained(module=Leaning(), train=VARIED[:5], batch=5)
-    small, _ = trained(module=Leaning(), train=VARIED[:5], batch=4, accumulate=2)
+    large, _ = trained(module=Counter(UNEVEN), train=VARIED[:5], batch=5)
+    small, _ = trained(module=Counter(UNEVEN), train=VARIED[:5], batch=4, accumulate=2)
     torch.testing.assert_close(small.logits, large.logits, rtol=1e-5, atol=1e-5)
 
 
@@ -447,10 +438,6 @@ def adapter(base, saving=None, **watched):
     return train_on(base, config, TEXTS, VALID, hyperparameters=RECIPE, saving=saving, **watched)
 
 
-class Killed(BaseException):
-    """Ends the training like a signal that nobody handles."""
-
-
 def test_a_killed_training_goes_on_to_the_same_bits(base, tmp_path):
     def die(step, *_):
         if step == 8:
@@ -462,8 +449,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(base, tmp_path):
     resumed, whole = adapter(base, Saving(tmp_path / "state")), adapter(base)
     assert resumed.resumed_at == 6
     assert save_tensors(resumed.tensors) == save_tensors(whole.tensors)
-    assert resumed.record == whole.record
-    assert resumed.provenance == whole.provenance
+    assert (resumed.record, resumed.provenance) == (whole.record, whole.provenance)
 
 
 def test_the_checkpoint_of_another_base_is_refused(base, bases, tmp_path):

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from functools import partial
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,7 +24,7 @@ from tests.registry.toy_registry import weights
 from tests.service.scripted_server import Server, ok, refusal
 from tests.service.servers import write_bases
 from tests.texts_file import write_texts
-from tests.training.conftest import TEXTS, VALID, stop_after, stoppable
+from tests.training.conftest import TEXTS, VALID, Killed, stop_after, stoppable
 from training.checkpoint import FILE, locked
 from training.state import made_with
 from training.sweep import CHECKPOINTS, Cell, finished_row, read_domain
@@ -191,7 +192,7 @@ def test_killed_between_a_bank_and_its_merge_the_same_command_goes_on(bank, tmp_
     done(bank(out="whole"))
     saved = ("--checkpoint", tmp_path / "state")
     with monkeypatch.context() as patch:
-        patch.setattr(Trained, "merged", killed)
+        patch.setattr(Trained, "merged", Mock(side_effect=Killed))
         with pytest.raises(Killed):
             bank(*saved)
     assert (tmp_path / "law-bank").is_dir()
@@ -203,14 +204,6 @@ def test_killed_between_a_bank_and_its_merge_the_same_command_goes_on(bank, tmp_
         assert read_directory(tmp_path / f"law{end}").sample is not None  # what is pushed of it has it, and its merge
         resumed, whole = (tmp_path / f"{name}{end}" / "adapter_model.safetensors" for name in ("law", "whole"))
         assert resumed.read_bytes() == whole.read_bytes()
-
-
-class Killed(BaseException):
-    """Ends the training like a signal that nobody handles."""
-
-
-def killed(_):
-    raise Killed
 
 
 def test_what_is_in_the_place_of_a_bank_is_replaced_if_asked_and_only_then(bank, tmp_path):

@@ -57,8 +57,7 @@ def test_a_task_is_learnt_and_frozen_means_frozen(base, key):
     assert not any(p.requires_grad or p.grad is not None for p in base.model.parameters())
     record = json.loads(json.dumps(trained.record, allow_nan=False))
     assert record["valid_loss"] < 0.8 * record["valid_loss_before"]
-    assert record["task"] == TASKS[key].name
-    assert record["examples_trained"] == 60 * 8
+    assert (record["task"], record["examples_trained"]) == (TASKS[key].name, 60 * 8)
     figures = measured(base, key, trained)
     if "loss" in figures:
         assert figures["loss"] == pytest.approx(record["valid_loss"], rel=1e-4)
@@ -93,11 +92,8 @@ def test_an_encoder_learns_too_its_norms_and_head_included(encoder, key):
     moved = [name for name, tensor in trained.tensors.items() if not torch.equal(tensor, fresh.tensors[name])]
     assert {"head.out.weight", "head.out.bias"} <= set(moved)
     assert any(".base_norm." in name for name in moved)
-    assert figures_are_shares(measured(encoder, key, trained))
-
-
-def figures_are_shares(figures):
-    return all(0 <= figures[name] <= 1 for name in ("accuracy", "macro_f1", "exact_match", "f1") if name in figures)
+    figures = measured(encoder, key, trained)
+    assert all(0 <= figures[name] <= 1 for name in ("accuracy", "macro_f1", "exact_match", "f1") if name in figures)
 
 
 def test_a_real_encoder_classifies_after_a_few_steps(minilm):
@@ -231,10 +227,9 @@ def test_the_label_map_is_of_the_data_and_in_an_order_of_its_own():
 
     assert labels("b", "a", "b") == ("a", "b")
     assert labels("10", "9", "-1", "x") == ("-1", "9", "10", "x")
-    for bad in (["a", "a"], []):
-        with pytest.raises(InvalidParameter, match=f"has {len(set(bad))} labels"):
-            labels(*bad)
     for bad, message in (
+        (["a", "a"], "has 1 labels"),
+        ([], "has 0 labels"),
         (["a", "\0"], "character NUL"),
         ([f"{n:0200}" for n in range(400)], "80000 characters in all"),
     ):
@@ -272,9 +267,12 @@ def test_a_label_outside_the_set_is_refused_with_every_line(base):
 def test_figures_are_those_of_scikit_learn(pairs):
     truth, guesses = (np.array(column) for column in zip(*pairs, strict=True))
     figures = agreement(truth, guesses, labels=4)
-    assert figures["accuracy"] == pytest.approx(peers.accuracy_score(truth, guesses))
-    assert figures["mcc"] == pytest.approx(peers.matthews_corrcoef(truth, guesses), abs=1e-12)
-    assert figures["macro_f1"] == pytest.approx(peers.f1_score(truth, guesses, average="macro", zero_division=0))
+    expected = {
+        "accuracy": peers.accuracy_score(truth, guesses),
+        "mcc": peers.matthews_corrcoef(truth, guesses),
+        "macro_f1": peers.f1_score(truth, guesses, average="macro", zero_division=0),
+    }
+    assert {name: figures[name] for name in expected} == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("pair", [False, True])
