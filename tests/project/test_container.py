@@ -369,11 +369,9 @@ def test_what_servers_share_is_in_the_volume_and_what_is_their_own_is_not(
 
 @pytest.mark.parametrize("name", [*OURS, "proxy"])
 def test_our_containers_may_do_little(name: str, services: dict[str, Any]) -> None:
-    service = services[name]
-    assert service["read_only"] is True
-    assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
-    assert {"privileged", "user"}.isdisjoint(service)
+    restrictions = {"read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
+    assert {field: services[name][field] for field in restrictions} == restrictions
+    assert {"privileged", "user"}.isdisjoint(services[name])
 
 
 def test_only_the_server_or_the_proxy_is_reached_and_only_from_this_machine(services: dict[str, Any]) -> None:

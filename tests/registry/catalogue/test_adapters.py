@@ -270,10 +270,9 @@ def test_a_version_whose_sample_waits_takes_no_place_yet_and_one_without_a_sampl
 def test_a_config_of_a_later_version_is_refused_by_name(catalogue):
     row = add_ready(catalogue, "acme/law")
     catalogue.adapters._update(adapters, adapters.c.id == row.id, config={"method": "of tomorrow"})
-    with pytest.raises(Incompatible, match="acme/law has a config this server cannot read"):
-        pooled(catalogue)
-    with pytest.raises(Incompatible, match="acme/law has a config this server cannot read"):
-        catalogue.adapters.get(row.id)
+    for read in (lambda: pooled(catalogue), lambda: catalogue.adapters.get(row.id)):
+        with pytest.raises(Incompatible, match="acme/law has a config this server cannot read"):
+            read()
 
 
 def test_narrowed_by_tag_and_method_with_soups_on_request(catalogue):

@@ -116,11 +116,14 @@ def test_tags_hold_all_together(catalogue: Catalogue) -> None:
     add(catalogue, "acme/a", tags=("x", "y"))
     add(catalogue, "acme/b", tags=("x",))
     add(catalogue, "other/c", tags=("y", "x", "z.1"))
-    assert matches(catalogue, tags=["x"]) == ["other/c@1", "acme/b@1", "acme/a@1"]
-    assert matches(catalogue, tags=["x", "y", "x"]) == ["other/c@1", "acme/a@1"]
-    assert matches(catalogue, ("acme",), tags=["y", "x"]) == ["acme/a@1"]
-    assert matches(catalogue, tags=["x", "z.1"], q="c") == ["other/c@1"]
-    assert matches(catalogue, tags=["x", "none"]) == []
+    for scope, filters, expected in (
+        (None, {"tags": ["x"]}, ["other/c@1", "acme/b@1", "acme/a@1"]),
+        (None, {"tags": ["x", "y", "x"]}, ["other/c@1", "acme/a@1"]),
+        (("acme",), {"tags": ["y", "x"]}, ["acme/a@1"]),
+        (None, {"tags": ["x", "z.1"], "q": "c"}, ["other/c@1"]),
+        (None, {"tags": ["x", "none"]}, []),
+    ):
+        assert matches(catalogue, scope, **filters) == expected, (scope, filters)
     with pytest.raises(InvalidParameter, match="9 tags"):
         matches(catalogue, tags=[f"t{n}" for n in range(9)])
     with pytest.raises(InvalidName, match="tag"):
@@ -130,12 +133,16 @@ def test_tags_hold_all_together(catalogue: Catalogue) -> None:
 def test_names_are_exact_and_of_a_namespace_where_one_is_said(catalogue: Catalogue) -> None:
     for name in ("acme/law", "acme/law", "acme/law-2", "other/law"):
         add(catalogue, name)
-    assert matches(catalogue, name="law") == ["other/law@1", "acme/law@2", "acme/law@1"]
-    assert matches(catalogue, name="acme/law") == ["acme/law@2", "acme/law@1"]
-    assert matches(catalogue, namespace="acme", name="law") == matches(catalogue, name="acme/law", q="law")
-    assert matches(catalogue, namespace="acme", name="other/law") == []
-    assert matches(catalogue, ("acme",), name="other/law") == []
-    assert matches(catalogue, ("acme",), namespace="other") == []
+    for scope, filters, expected in (
+        (None, {"name": "law"}, ["other/law@1", "acme/law@2", "acme/law@1"]),
+        (None, {"name": "acme/law"}, ["acme/law@2", "acme/law@1"]),
+        (None, {"namespace": "acme", "name": "law"}, ["acme/law@2", "acme/law@1"]),
+        (None, {"name": "acme/law", "q": "law"}, ["acme/law@2", "acme/law@1"]),
+        (None, {"namespace": "acme", "name": "other/law"}, []),
+        (("acme",), {"name": "other/law"}, []),
+        (("acme",), {"namespace": "other"}, []),
+    ):
+        assert matches(catalogue, scope, **filters) == expected, (scope, filters)
     for wrong in ("acme/", "/law", "a/b/c", "law@2", "Law", ""):
         with pytest.raises(InvalidName):
             matches(catalogue, name=wrong)

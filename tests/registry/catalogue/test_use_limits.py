@@ -118,15 +118,20 @@ def test_usage_is_summed_by_what_is_asked_and_seen_by_whom_it_concerns(database:
             catalogue.usage.add(ROWS)
     with database.read() as catalogue:
         usage = catalogue.usage
-        assert usage.total(UsageFilter("x", None)) == UsageSum(24, 480, 48)
-        assert usage.total(UsageFilter("key-a", ())) == UsageSum(12, 240, 24)
-        assert usage.total(UsageFilter("key-a", ("two",))) == UsageSum(18, 360, 36)
-        assert usage.total(UsageFilter("x", ("none",))) == UsageSum()
+        for usage_filter, expected in (
+            (UsageFilter("x", None), UsageSum(24, 480, 48)),
+            (UsageFilter("key-a", ()), UsageSum(12, 240, 24)),
+            (UsageFilter("key-a", ("two",)), UsageSum(18, 360, 36)),
+            (UsageFilter("x", ("none",)), UsageSum()),
+            (
+                UsageFilter("x", None, values={"namespace": "one", "key_id": None, "model": "one/m@1"}),
+                UsageSum(12, 240, 24),
+            ),
+        ):
+            assert usage.total(usage_filter) == expected, usage_filter
         since, until = date(2026, 1, 2), date(2026, 1, 3)
         (day,) = usage.list(UsageFilter("x", None, since=since, until=until), by=("day",), limit=9).rows
         assert (day.day, day.key_id, day.model, day.requests, day.tokens_in) == ("2026-01-02", None, None, 8, 160)
-        usage_filter = UsageFilter("x", None, values={"namespace": "one", "key_id": None, "model": "one/m@1"})
-        assert usage.total(usage_filter) == UsageSum(12, 240, 24)
 
 
 def test_pages_of_usage_are_the_whole(database: Database) -> None:
@@ -199,9 +204,7 @@ def test_buckets_of_which_nobody_takes_for_a_day_go(database: Database) -> None:
     with database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE rate_buckets SET at = at - 86400000000 WHERE measure = 'tokens'")
     with database.write() as catalogue:
-        assert catalogue.pruning.rate_buckets(1) == 1
-        assert catalogue.pruning.rate_buckets(10) == 1
-        assert catalogue.pruning.rate_buckets(10) == 0
+        assert [catalogue.pruning.rate_buckets(most) for most in (1, 10, 10)] == [1, 1, 0]
     with database.write_unlocked() as catalogue:
         buckets = catalogue.rate_buckets.lock(NAMES)
         assert [buckets[name].used for name in NAMES] == [0.0, 1.0, 0.0]

@@ -305,10 +305,26 @@ def test_other_families_are_refused(tmp_path: Path, family: str) -> None:
     assert family in caught.value.message
 
 
-def test_other_ways_to_place_adapters(tmp_path: Path) -> None:
-    folder = copy(tmp_path)
-    (folder / "adapter_interface.json").write_text("{}")
-    with pytest.raises(UnknownMethod, match=r"adapter_interface\.json"):
+@pytest.mark.parametrize(
+    ("kind", "file", "data", "error", "sentence"),
+    [
+        ("seq_bn", "adapter_interface.json", b"{}", UnknownMethod, r"adapter_interface\.json"),
+        (
+            "double_seq_bn",
+            "adapter.safetensors",
+            (FIXTURES / "gpt2/seq_bn/pytorch_adapter.bin").read_bytes(),
+            InvalidWeights,
+            r"torch\.save",
+        ),
+    ],
+)
+def test_files_beside_a_checkpoint_that_it_cannot_have(
+    tmp_path: Path, kind: str, file: str, data: bytes, error: type[SoupError], sentence: str
+) -> None:
+    """Another way to place adapters is named, and a safetensors file is read strictly."""
+    folder = copy(tmp_path, kind)
+    (folder / file).write_bytes(data)
+    with pytest.raises(error, match=sentence):
         read_checkpoint(folder)
 
 
@@ -458,13 +474,6 @@ def test_any_other_byte_is_read_or_refused(tmp_path_factory: pytest.TempPathFact
         read_checkpoint(folder)
     except SoupError as error:
         assert isinstance(error, InvalidWeights)  # noqa: PT017
-
-
-def test_a_safetensors_file_is_read_strictly(tmp_path: Path) -> None:
-    folder = copy(tmp_path, "double_seq_bn")
-    (folder / "adapter.safetensors").write_bytes((FIXTURES / "gpt2/seq_bn/pytorch_adapter.bin").read_bytes())
-    with pytest.raises(InvalidWeights, match=r"torch\.save"):
-        read_checkpoint(folder)
 
 
 WRONG: dict[str, tuple[dict[str, torch.Tensor | None], str]] = {

@@ -135,15 +135,16 @@ def test_part_of_an_update_is_broken_and_no_scale(seed: int, share: float) -> No
     assert diagnosed(toy, np.where(mask, toy.logits(), toy.logits(0)), toy.logits(0)).verdict == "broken"
 
 
-def test_a_base_model_without_its_bos_is_named() -> None:
-    without = Toy(20_000).logits(0)
-    diagnosis = diagnosed(Toy(0), without + 1, without)
-    assert (diagnosis.verdict, "no BOS in front" in diagnosis.sentence) == ("broken", True)
-
-
-def test_another_base_model_is_named() -> None:
-    diagnosis = diagnosed(Toy(0), Toy(1).logits(), Toy(1).logits(0))
-    assert (diagnosis.verdict, "it is another model" in diagnosis.sentence) == ("broken", True)
+@pytest.mark.parametrize(
+    ("served", "base", "words"),
+    [
+        pytest.param(Toy(20_000).logits(0) + 1, Toy(20_000).logits(0), "no BOS in front", id="without its BOS"),
+        pytest.param(Toy(1).logits(), Toy(1).logits(0), "it is another model", id="another"),
+    ],
+)
+def test_what_is_wrong_with_a_base_model_is_named(served: np.ndarray, base: np.ndarray, words: str) -> None:
+    diagnosis = diagnosed(Toy(0), served, base)
+    assert (diagnosis.verdict, words in diagnosis.sentence) == ("broken", True)
 
 
 def test_without_the_base_model_the_doubt_is_said() -> None:
