@@ -275,9 +275,10 @@ def test_a_job_needs_an_adapter_for_each_domain_and_at_most_one_control(neutral_
     entry = BaseEntry(id="tiny", source=str(tiny_base_dir))
     job = own_job(data, entry, neutral_source, names)
     assert (job.training, job.novel, job.control) == (("cooking", "law"), ("poems",), "control_general")
-    with pytest.raises(InvalidParameter, match="no adapter for law"):
-        own_job(data, entry, neutral_source, ["cooking"])
-    with pytest.raises(InvalidParameter, match="more than one control"):
-        own_job(data, entry, neutral_source, [*names, "control_two"])
-    with pytest.raises(NotFound, match="holds no domains"):
-        own_job(tmp_path / "none", entry, neutral_source, names)
+    for texts, adapters, error, message in (
+        (data, ["cooking"], InvalidParameter, "no adapter for law"),
+        (data, [*names, "control_two"], InvalidParameter, "more than one control"),
+        (tmp_path / "none", names, NotFound, "holds no domains"),
+    ):
+        with pytest.raises(error, match=message):
+            own_job(texts, entry, neutral_source, adapters)

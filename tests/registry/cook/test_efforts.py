@@ -306,10 +306,8 @@ def test_more_is_dearer(passages):
 
 
 def test_a_sample_of_a_hundred_is_within_what_the_efforts_promise():
-    assert passes_of("quick", 60, 64) <= 8
-    assert passes_of("quick", 100, 64) <= 6
-    assert passes_of("thorough", 100, 64) <= 35
-    assert passes_of("tune", 60, 64) <= 15
+    for effort, passages, most in (("quick", 60, 8), ("quick", 100, 6), ("thorough", 100, 35), ("tune", 60, 15)):
+        assert passes_of(effort, passages, 64) <= most, (effort, passages)
 
 
 def test_few_passages_cost_no_multiple_of_what_many_do():

@@ -485,14 +485,13 @@ def test_adapters_by_name_are_weighed_without_being_in_the_pool(pool):
 def test_adapters_by_name_are_seen_by_the_key_and_go_with_the_others(pool):
     pool.push("acme/lora", seed=9, config=LORA)
     pool.ready("other/own", seed=8)
-    with pytest.raises(NotFound):
-        quick(pool, also=["other/secret"])
-    with pytest.raises(NotFound):
-        pool.cook(
-            sample=sample("law"), effort="quick", verify=True, also=["acme/law"], scope=("other",), namespace="other"
-        )
-    with pytest.raises(Incompatible, match="The adapters in 'also' cannot be put side by side"):
-        quick(pool, also=["acme/lora"])
+    for request, error, message in (
+        ({"also": ["other/secret"]}, NotFound, "other/secret"),
+        ({"also": ["acme/law"], "scope": ("other",), "namespace": "other"}, NotFound, "acme/law"),
+        ({"also": ["acme/lora"]}, Incompatible, "The adapters in 'also' cannot be put side by side"),
+    ):
+        with pytest.raises(error, match=message):
+            quick(pool, **request)
 
 
 def test_noise_is_weighed_alike_and_tried_on_the_same_passages(pool):

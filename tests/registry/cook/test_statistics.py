@@ -144,21 +144,20 @@ def test_a_statistic_that_is_named_is_the_adapters_and_what_its_method_goes_by(t
     named = as_stored(two.cook(recipe=RECIPE, mixing=FISHER))
     two.cook(recipe=RECIPE, mixing={"method": "regmean"})
     law, tax = named["ingredients"]
-    crossed = {"ingredients": [{**law, "statistic": tax["statistic"]}, tax]}
-    with pytest.raises(InvalidRecipe, match=r"is not a statistic of sha256:.* on a visible sample"):
-        two.cook(recipe=crossed, mixing=FISHER)
-    weights = {"ingredients": [{**law, "statistic": two.named("acme/law").weights_blob}, tax]}
-    with pytest.raises(InvalidRecipe, match="is not a statistic of"):
-        two.cook(recipe=weights, mixing=FISHER)
-    with pytest.raises(
-        InvalidRecipe, match=r"is a statistic of kind 'fisher' of acme/.*, but this mixing method needs 'inp"
+    crossed = [{**law, "statistic": tax["statistic"]}, tax]
+    weights = [{**law, "statistic": two.named("acme/law").weights_blob}, tax]
+    twice = [law, tax, {**tax, "statistic": None}]
+    unused = r"names a statistic of acme/.*does not use statistics: leave it out"
+    for ingredients, mixing, message in (
+        (crossed, FISHER, r"is not a statistic of sha256:.* on a visible sample"),
+        (weights, FISHER, "is not a statistic of"),
+        ([law, tax], {"method": "regmean"}, r"of kind 'fisher' of acme/.*, but this mixing method needs 'inp"),
+        (twice, FISHER, "twice, with different statistics"),
+        ([law, tax], {"method": "average"}, unused),
+        ([law, tax], {"method": "auto"}, unused),
     ):
-        two.cook(recipe=named, mixing={"method": "regmean"})
-    with pytest.raises(InvalidRecipe, match="twice, with different statistics"):
-        two.cook(recipe={"ingredients": [law, tax, {**tax, "statistic": None}]}, mixing=FISHER)
-    for mixing in ({"method": "average"}, {"method": "auto"}):
-        with pytest.raises(InvalidRecipe, match=r"names a statistic of acme/.*does not use statistics: leave it out"):
-            two.cook(recipe=named, mixing=mixing)
+        with pytest.raises(InvalidRecipe, match=message):
+            two.cook(recipe={"ingredients": ingredients}, mixing=mixing)
 
 
 def test_a_statistic_of_a_text_that_a_key_does_not_see_is_not_taken(two: ToyRegistry) -> None:

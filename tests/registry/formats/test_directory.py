@@ -96,9 +96,6 @@ def test_the_card_comes_back(tmp_path: Path) -> None:
 # --- writing --------------------------------------------------------------------------------------
 
 
-# --- writing --------------------------------------------------------------------------------------
-
-
 def test_files_and_names_are_durable_before_the_place_of_the_old_one_is_gone(tmp_path: Path, synced) -> None:
     written(tmp_path / "law", weights=b"old")
     synced.clear()
@@ -320,9 +317,9 @@ def test_what_people_write_below_is_kept(ends: str) -> None:
     """Also by an editor that ends lines its own way, in all of the text or where it was changed."""
     card, loading_text = Card(description="Judgements."), LoadingText(library="peft", text="Load it.\n")
     written = format_card(card, base_model="tiny", loading_text=loading_text)
-    assert parse_card(written.replace("\n", ends)) == card
-    assert parse_card(written.removesuffix("\n")) == card
-    assert parse_card(written.replace(f"{LOADING_START}\n", f"{LOADING_START}{ends}")) == card
+    one_line_changed = written.replace(f"{LOADING_START}\n", f"{LOADING_START}{ends}")
+    for changed in (written.replace("\n", ends), written.removesuffix("\n"), one_line_changed):
+        assert parse_card(changed) == card
     whole = parse_card((written + "\nNot for advice.\n").replace("\n", ends))
     assert whole == Card(description="Judgements.\n\nNot for advice.")
     assert parse_card(format_card(whole, base_model="tiny", loading_text=loading_text)) == whole
