@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -307,52 +306,42 @@ def test_there_are_so_many_parts_at_most(servers: Servers, monkeypatch: pytest.M
     assert finish(server, id, DATA[:1000]) == 1000
 
 
-@pytest.fixture
-def upload(database: Database, tmp_path: Path) -> Callable[[list[tuple[int, str, int]]], None]:
-    """Runs steps over a folder that stands for a bucket; each is a server, what it does, and a number of bytes."""
-    verbs, rounds = ToyRegistry(database), iter(range(10**6))
-
-    def run(steps: list[tuple[int, str, int]]) -> None:
-        folder = tmp_path / f"round-{next(rounds)}"
-        folder.mkdir()
-        servers = servers_of(verbs, f"file://{folder}/bucket", folder)
-        there = [servers.start(), servers.start()]
-        id, received, data = there[0].open(ME).id, b"", DATA
-        for which, action, size in steps:
-            server = there[which]
-            assert server.get(ME, id).received == len(received)
-            if action == "add":
-                assert (
-                    add(server, id, data[len(received) : len(received) + size], len(received)) == len(received) + size
-                )
-                received = data[: len(received) + size]
-            elif action == "stale" and received:
-                with pytest.raises(WrongOffset):
-                    add(server, id, b"?" * size, len(received) - 1)
-            elif action == "race":  # the other server takes a part while this one does
-                with server.open_part(ME, id, start=len(received), stop=len(received) + size) as slow:
-                    slow.write(b"?" * size)
-                    add(there[1 - which], id, data[len(received) : len(received) + size], len(received))
-                    with pytest.raises(WrongOffset):
-                        slow.keep()
-                received = data[: len(received) + size]
-            elif action == "die":  # between the object and its row: with all that only this process knew
-                with server.open_part(ME, id, start=len(received), stop=len(received) + size) as writer:
-                    writer.write(b"!" * size)
-                    writer._file.keep()
-                there[which] = servers.start()
-        assert finish(there[0], id, received + b"end", start=len(received), last=b"end") == len(received) + 3
-        for server in there:
-            assert blobs_of(server).read(sha256_digest(received + b"end")) == received + b"end"
-        assert servers.unfinished() == []
-
-    return run
-
-
 STEPS = st.tuples(st.integers(0, 1), st.sampled_from(["add", "stale", "race", "die"]), st.integers(1, 40))
+"""A server, what it does, and a number of bytes."""
 
 
 @given(st.lists(STEPS, max_size=8))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_servers_do_the_blob_is_what_was_acknowledged(upload, steps) -> None:
-    upload(steps)
+def test_whatever_servers_do_the_blob_is_what_was_acknowledged(
+    database: Database, tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, str, int]]
+) -> None:
+    """Over a folder that stands for a bucket."""
+    folder = tmp_path_factory.mktemp("round")
+    servers = servers_of(ToyRegistry(database), f"file://{folder}/bucket", folder)
+    there = [servers.start(), servers.start()]
+    id, received, data = there[0].open(ME).id, b"", DATA
+    for which, action, size in steps:
+        server = there[which]
+        assert server.get(ME, id).received == len(received)
+        if action == "add":
+            assert add(server, id, data[len(received) : len(received) + size], len(received)) == len(received) + size
+            received = data[: len(received) + size]
+        elif action == "stale" and received:
+            with pytest.raises(WrongOffset):
+                add(server, id, b"?" * size, len(received) - 1)
+        elif action == "race":  # the other server takes a part while this one does
+            with server.open_part(ME, id, start=len(received), stop=len(received) + size) as slow:
+                slow.write(b"?" * size)
+                add(there[1 - which], id, data[len(received) : len(received) + size], len(received))
+                with pytest.raises(WrongOffset):
+                    slow.keep()
+            received = data[: len(received) + size]
+        elif action == "die":  # between the object and its row: with all that only this process knew
+            with server.open_part(ME, id, start=len(received), stop=len(received) + size) as writer:
+                writer.write(b"!" * size)
+                writer._file.keep()
+            there[which] = servers.start()
+    assert finish(there[0], id, received + b"end", start=len(received), last=b"end") == len(received) + 3
+    for server in there:
+        assert blobs_of(server).read(sha256_digest(received + b"end")) == received + b"end"
+    assert servers.unfinished() == []
