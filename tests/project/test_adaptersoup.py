@@ -263,9 +263,8 @@ def write_lora(folder: Path, domain: str, perplexity: float) -> None:
 
 def test_of_a_domains_adapters_the_best_on_validation_text_is_in_the_bank(setting: Setting, tmp_path: Path) -> None:
     bank = tmp_path / "bank"
-    write_lora(bank / "law-1", "law", 9.0)
-    write_lora(bank / "law-2", "law", 8.0)
-    write_lora(bank / "general", "control", 7.0)
+    for name, domain, perplexity in (("law-1", "law", 9.0), ("law-2", "law", 8.0), ("general", "control", 7.0)):
+        write_lora(bank / name, domain, perplexity)
     folders = bank_folders(bank)
     assert {domain: path.name for domain, path in folders.items()} == {"law": "law-2", "control": "general"}
     copy_bank(folders, setting.job)

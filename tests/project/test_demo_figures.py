@@ -37,9 +37,8 @@ def test_a_score_is_asked_for_once_even_by_the_next_run(tmp_path):
     scores = Scores(tmp_path / "scores")
     with pytest.raises(ConnectionError):
         scores.get("sha256:a", ["x"], Mock(side_effect=ConnectionError))  # of which nothing is kept
-    assert scores.get("sha256:a", ["x"], lambda: answer(1.0)) == score(1.0)
-    assert scores.get("sha256:b", ["x"], lambda: answer(2.0)) == score(2.0)
-    assert scores.get("sha256:a", ["y"], lambda: answer(3.0)) == score(3.0)
+    for digest, text, nll in (("sha256:a", "x", 1.0), ("sha256:b", "x", 2.0), ("sha256:a", "y", 3.0)):
+        assert scores.get(digest, [text], lambda nll=nll: answer(nll)) == score(nll)
     reopened = Scores(tmp_path / "scores")
     for store in (scores, reopened):
         assert store.get("sha256:a", ["x"], lambda: pytest.fail("asked again")) == score(1.0)

@@ -56,12 +56,6 @@ def started(module, loss, *, train=BLOCKS, valid=BLOCKS, valid_loss=None, **numb
     return TrainingState(module, objective, train=train, valid=valid, hyperparameters=numbers)
 
 
-def drawn_indices(blocks: int, *, take: int, steps: int, seed: int = 0) -> list[int]:
-    """The indices of all steps, one after another."""
-    order = DataOrder(blocks, take=take, seed=seed)
-    return [int(index) for _ in range(steps) for index in order.next()]
-
-
 def test_it_finds_the_entropy_and_says_where_it_began():
     module = Counter()
     state = started(module, module.mean_nll, steps=300, batch=4, block=4, learning_rate=0.1)
@@ -202,7 +196,8 @@ def test_the_last_step_is_always_evaluated(steps, evaluations):
 
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(1, 30))
 def test_every_block_comes_once_an_epoch(blocks, batch, steps):
-    stream = drawn_indices(blocks, take=batch, steps=steps)
+    order = DataOrder(blocks, take=batch, seed=0)
+    stream = [int(index) for _ in range(steps) for index in order.next()]
     for epoch in range(len(stream) // blocks):
         assert sorted(stream[epoch * blocks : (epoch + 1) * blocks]) == list(range(blocks))
 

@@ -290,9 +290,8 @@ def test_what_is_left_open_is_the_papers(base):
     assert config_of(spec(adapter={"method": "lora", "rank": 4}), base.shape).groups[0].alpha == 8.0
     assert spec().recipe.on(64).block == 64
     assert spec().recipe.on(4096).block == 512
-    assert spec(pruning={}).pruning.options().sparsity == 0.4
-    assert spec(pruning={"widen": 4}).pruning.options().sparsity == 0.75
-    assert spec(pruning={"widen": 4, "sparsity": 0.1}).pruning.options().sparsity == 0.1
+    for pruning, sparsity in (({}, 0.4), ({"widen": 4}, 0.75), ({"widen": 4, "sparsity": 0.1}, 0.1)):
+        assert spec(pruning=pruning).pruning.options().sparsity == sparsity
     bank = config_of(spec(adapter={"bottleneck": 4}, adamix={}), base.shape)
     assert (bank.experts, bank.share, bank.expert.bottleneck) == (4, "up", 4)
 

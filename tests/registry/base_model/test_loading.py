@@ -392,12 +392,6 @@ def test_a_cache_that_cannot_be_written_costs_time_only(folder, tmp_path):
 # what cannot be a base model is refused by name: by its configuration, by its files, or on its first tokens
 
 
-def written(folder, **config):
-    """`folder` with this configuration instead of its own."""
-    (folder / "config.json").write_text(json.dumps(config))
-    return entry(folder)
-
-
 @pytest.mark.parametrize(
     ("config", "match"),
     [
@@ -427,9 +421,10 @@ def written(folder, **config):
 )
 def test_what_cannot_be_a_base_model_is_refused_by_name(folder, config, match):
     (folder / "evil.py").write_text("raise SystemExit('code of a model was run')")
+    (folder / "config.json").write_text(json.dumps(config))
     for act in (shape_of, load_base):
         with pytest.raises(Unavailable, match=f"^Base model 'tiny'.*(?:{match})"):
-            act(written(folder, **config))
+            act(entry(folder))
 
 
 def small(tmp_path, model_type, **settings):

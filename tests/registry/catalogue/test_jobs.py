@@ -114,9 +114,8 @@ def test_turns_are_of_one_lane(catalogue):
     for namespace in ("a", "b"):
         enqueue(catalogue, "fit", namespace=namespace)
         enqueue(catalogue, namespace=namespace)
-    assert claim(catalogue, kinds=["fit"], lane="fit", at=soon(1)).namespace == "a"
-    assert claim(catalogue, kinds=["embed"], lane="embed", at=soon(2)).namespace == "a"
-    assert claim(catalogue, kinds=["fit"], lane="fit", at=soon(3)).namespace == "b"
+    for seconds, kind, namespace in ((1, "fit", "a"), (2, "embed", "a"), (3, "fit", "b")):
+        assert claim(catalogue, kinds=[kind], lane=kind, at=soon(seconds)).namespace == namespace
 
 
 def test_whoever_comes_back_is_served_before_those_who_never_left(catalogue):

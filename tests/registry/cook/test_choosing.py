@@ -115,15 +115,21 @@ def test_a_first_fit_names_what_is_still_to_be_embedded(verbs):
 
 
 def test_it_says_who_was_superseded_and_by_whom(verbs):
-    verbs.ready("acme/old", domain="law")
-    verbs.ready("acme/new", domain="law", seed=1)
-    verbs.ready("acme/twin", domain="zoo", seed=2)
-    verbs.ready("acme/zoo", domain="animals", seed=2)
-    verbs.ready("evil/copy", domain="anything", seed=1)
+    for name, domain, seed in (
+        ("acme/old", "law", 0),
+        ("acme/new", "law", 1),
+        ("acme/twin", "zoo", 2),
+        ("acme/zoo", "animals", 2),
+        ("evil/copy", "anything", 1),
+    ):
+        verbs.ready(name, domain=domain, seed=seed)
+    expected = {
+        "acme/old@1": "acme/new@1 is newer and has the same domain label.",
+        "acme/twin@1": "acme/zoo@1 is newer and has the same bytes.",
+        "evil/copy@1": "acme/new@1 has the same bytes and was there before.",
+    }
     reasons_by_ref = {entry.ref: entry.reason for entry in choose(verbs, sample("law")).selection.left_out}
-    assert reasons_by_ref["acme/old@1"] == "acme/new@1 is newer and has the same domain label."
-    assert reasons_by_ref["acme/twin@1"] == "acme/zoo@1 is newer and has the same bytes."
-    assert reasons_by_ref["evil/copy@1"] == "acme/new@1 has the same bytes and was there before."
+    assert {ref: reasons_by_ref[ref] for ref in expected} == expected
 
 
 def test_a_retired_member_is_dropped_before_thresholds(stocked):
@@ -272,8 +278,7 @@ def test_a_soup_is_verified(stocked, gain, helps):
     verification = cooked.evidence.verification
     assert verification.helps is helps
     assert cooked.abstained is not helps
-    assert verification.difference == pytest.approx(-gain)
-    assert verification.passages == 60
+    assert (verification.difference, verification.passages) == (pytest.approx(-gain), 60)
     assert stocked.scored == [soup]  # the base's NLL came with the embedding
     if not helps:
         assert "does not beat the base model by one standard error" in cooked.reason

@@ -170,20 +170,15 @@ def test_other_bytes_than_before_are_our_mistake(strangers, monkeypatch, method)
         strangers.cook(recipe=recipe, mixing=mixing_request)
 
 
-@pytest.fixture
-def loras(verbs) -> ToyRegistry:
+def test_a_pool_of_unknown_origins_is_fitted_selected_from_and_cooked(verbs):
     """Two LoRAs of unknown starts, other ranks and other modules."""
     for seed, (name, config) in enumerate({"law": LORA, "code": WIDE_LORA}.items()):
         verbs.ready(f"acme/{name}", seed=seed, config=config, provenance=UNKNOWN)
-    return verbs
-
-
-def test_a_pool_of_unknown_origins_is_fitted_selected_from_and_cooked(loras):
-    cooked = loras.cook(sample=texts(law=30, code=30), pool={"method": "lora"})
+    cooked = verbs.cook(sample=texts(law=30, code=30), pool={"method": "lora"})
     assert set(domains_of(cooked)) == {"law", "code"}
     assert cooked.reason == "2 adapters by concat: LoRAs are mixed exactly, whatever they started from."
     assert (set(cooked.report.width_in), cooked.report.width_out) == ({2, 3}, 5)
-    for path, module in loras.row(cooked.soup_id).config.modules().items():
+    for path, module in verbs.row(cooked.soup_id).config.modules().items():
         assert module.rank == module.alpha == (5 if path.endswith("c_attn") else 3)
 
 
@@ -311,8 +306,7 @@ def test_recompressed_soups_are_as_wide_as_one_adapter_and_tell_how_far_off_each
     assert report.residuals
     assert all(0 <= residual < 1 for residual in report.residuals.values())
     assert exact.report.residuals is None
-    assert row.provenance.init_source == "unknown"
-    assert row.card.metadata == {"mixing": "recompress"}
+    assert (row.provenance.init_source, row.card.metadata) == ("unknown", {"mixing": "recompress"})
 
 
 def test_one_adapter_recompressed_is_itself_or_a_narrower_soup(strangers):
