@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -429,6 +428,10 @@ def child() -> Iterator[Child]:
     process.end()
 
 
+def stop_at_once(_done: int, _total: int, _message: str) -> None:
+    raise Cancelled("enough")
+
+
 def signalled(child: Child, number: int) -> None:
     """Kill or stop the child, and wait until it is dead or stands still."""
     os.kill(child.pid, number)
@@ -449,7 +452,6 @@ def test_a_child_that_died_between_two_requests_is_started_again(child: Child) -
 def test_whoever_waits_for_a_child_can_cancel(child: Child, number: int) -> None:
     assert child.ask({"seconds": 0}, silent, waiting=WAITING) == {"slept": 0}
     signalled(child, number)
-    stop_at_once = Mock(side_effect=Cancelled("enough"))
     with pytest.raises(Cancelled):
         child.ask({"seconds": 20, "text": MORE_THAN_A_PIPE_HOLDS}, stop_at_once, waiting=WAITING)
     assert child.pid is None, "what it would answer next is not for the next caller"
