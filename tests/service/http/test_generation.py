@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ from service.engine.runner import ForwardResult, ForwardTask, Runner
 from service.http import connections, readiness
 from service.settings import Settings
 from tests.service.answers import answered
+from tests.service.clock import Clock
 from tests.service.cluster import until
 from tests.service.servers import Live, World, serving
 
@@ -166,9 +168,7 @@ def test_a_full_queue_is_ready_while_the_engine_goes_on(
         "checks": {"database": "ok", "blobs": "ok", "base/tiny": "is busy"},
     }
     monkeypatch.setattr(readiness, "TOKEN_SECONDS", 0.0)  # as long as the pass that is held takes
-    answer = world.client.get("/readyz")
-    assert answer.status_code == 503
-    assert answer.json() == {
+    assert answered(world.client.get("/readyz"), 503) == {
         "status": "not_ready",
         "checks": {"database": "ok", "blobs": "ok", "base/tiny": "computes no token"},
     }
@@ -189,19 +189,15 @@ def test_a_probe_that_waits_too_long_is_no_fault_where_its_base_model_computes(
 
 
 def test_readiness_is_looked_up_once_in_a_while(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    moment = [100.0]
-    looks = []
-    monkeypatch.setattr(readiness, "_check", lambda *_: looks.append(1) or readiness.Ready(status="ready", checks={}))
-    probe = readiness.Readiness(clock=lambda: moment[0])
-
-    class Patient:
-        engine = world.runtime.engine
-        settings = world.runtime.settings.model_copy(update={"ready_seconds": 10.0})
-
+    clock, check = Clock(), Mock(return_value=readiness.Ready(status="ready", checks={}))
+    monkeypatch.setattr(readiness, "_check", check)
+    probe = readiness.Readiness(clock=clock)
+    settings = world.runtime.settings.model_copy(update={"ready_seconds": 10.0})
+    patient: Any = SimpleNamespace(engine=world.runtime.engine, settings=settings)
     for at in (100.0, 105.0, 109.9, 110.1, 115.0):
-        moment[0] = at
-        assert probe.of(Patient()).status == "ready"  # type: ignore[arg-type]
-    assert len(looks) == 2
+        clock.now = at
+        assert probe.of(patient).status == "ready"
+    assert check.call_count == 2
 
 
 def test_an_engine_that_fails_is_not_ready(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,15 +29,10 @@ CALLS = {
 @pytest.mark.parametrize("path", CALLS)
 def test_a_request_carries_its_key(world: World, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     key = world.client.post("/v1/keys", json={"name": "one", "scopes": ["infer"], "namespaces": None}).json()
-    submit, submitted = world.runtime.engine.submit_all, []
-
-    def noted(requests: Any) -> Any:
-        submitted.extend(requests)
-        return submit(requests)
-
-    monkeypatch.setattr(world.runtime.engine, "submit_all", noted)
+    submit_all = Mock(wraps=world.runtime.engine.submit_all)
+    monkeypatch.setattr(world.runtime.engine, "submit_all", submit_all)
     answered(world.client.post(path, json={"model": "tiny", **CALLS[path]}, headers=world.headers(key["secret"])))
-    assert {request.owner for request in submitted} == {key["id"]}
+    assert {request.owner for call in submit_all.call_args_list for request in call.args[0]} == {key["id"]}
 
 
 def test_a_key_whose_requests_take_long_leaves_threads_to_others(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,9 +104,3 @@ def test_the_seed_fixes_the_standard_error(world: World) -> None:
 )
 def test_what_is_wrong_is_refused(world: World, body: dict[str, Any], status: int, words: str) -> None:
     assert words in refusal(ask(world, **body), status)
-
-
-def test_texts_of_nothing_but_the_bos_are_an_error_of_the_texts(world: World) -> None:
-    answer = ask(world, texts=["<|endoftext|>"])
-    assert "nothing to score" in refusal(answer)
-    assert answer.json()["error"]["param"] == "texts"

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -256,23 +257,18 @@ async def test_a_step_wakes_the_event_loop_once_for_all_streams(
     streams = [await started(2), await started(), await started()]
     for stream in streams:
         await stream.receive()
-    loop, woken = asyncio.get_running_loop(), []
-    wake = loop.call_soon_threadsafe
-
-    def counted(callback: Any) -> Any:
-        woken.append(callback)
-        return wake(callback)
-
-    monkeypatch.setattr(loop, "call_soon_threadsafe", counted)
+    loop = asyncio.get_running_loop()
+    wake = Mock(wraps=loop.call_soon_threadsafe)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", wake)
     engine.step(["b", "c", None, "d"])
-    assert len(woken) == 1
+    assert wake.call_count == 1
     assert [(number, delta.text) for number, delta in await streams[0].receive()] == [(0, "b"), (1, "c")]
     assert [delta.text for _, delta in await streams[2].receive()] == ["d"]
     engine.step([None] * 4)
-    assert len(woken) == 1, "a step without tokens wakes nobody"
+    assert wake.call_count == 1, "a step without tokens wakes nobody"
     engine.step([None, None, "e", None])
     assert [delta.text for _, delta in await streams[1].receive()] == ["e"]
-    assert len(woken) == 2
+    assert wake.call_count == 2
 
 
 @pytest.mark.anyio

@@ -63,10 +63,9 @@ def test_the_tokenizer_is_described(world: World) -> None:
     world.push("team/adapter")
     for model in ("tiny", "base/tiny", "team/adapter"):
         info = world.client.get("/tokenizer_info", params={"model": model}).json()
-        assert (info["model"], info["base_model"]) == (model, "tiny")
-        assert (info["vocab_size"], info["max_model_len"], info["bos_token_id"]) == (300, 64, 0)
-        assert info["bos_is_added"]
-        assert (info["bos_token"], info["eos_token"], info["chat_template"]) == ("<|endoftext|>", "<|endoftext|>", None)
+        expected = {"vocab_size": 300, "max_model_len": 64, "bos_token_id": 0, "bos_is_added": True}
+        expected |= {"model": model, "base_model": "tiny", "bos_token": BOS, "eos_token": BOS, "chat_template": None}
+        assert {name: info[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -187,8 +186,9 @@ def greedy_tokens(tiny_base_dir: Path) -> list[int]:
     """The tokens that the tiny base generates after the prompt, greedily."""
     base = load_base(BaseEntry(id="tiny", source=str(tiny_base_dir)))
     ids = torch.tensor([PROMPT])
-    mask = torch.ones_like(ids)
-    out = base.model.generate(ids, attention_mask=mask, max_new_tokens=TOKENS, do_sample=False, pad_token_id=0)
+    out = base.model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, pad_token_id=0
+    )
     return [int(token) for token in out[0, len(PROMPT) :]]
 
 
@@ -226,7 +226,9 @@ def test_the_first_token_of_a_text_has_the_probability_that_follows_the_bos(worl
 
 
 def test_a_text_of_nothing_but_the_bos_has_no_token_to_score(world: World) -> None:
-    assert "nothing to score" in refusal(post(world, "/v1/perplexity", texts=[BOS]), 400)
+    answer = post(world, "/v1/perplexity", texts=[BOS])
+    assert "nothing to score" in refusal(answer, 400)
+    assert answer.json()["error"]["param"] == "texts"
     both = answer_to(world, "/v1/perplexity", texts=[TEXT, BOS])
     assert both["perplexity"] == answer_to(world, "/v1/perplexity", texts=[TEXT])["perplexity"]
 

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from html import unescape
+from unittest.mock import AsyncMock
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -14,7 +15,6 @@ import pytest
 from registry.errors import Busy, Cancelled, Internal, SoupError
 from service.http.pages.playground import SLIDERS, Playground
 from service.http.problems import status_of
-from service.http.schemas.generation import CompletionRequest
 from tests.browser import Browser
 from tests.service.answers import refusal
 from tests.service.http.pages.page_checks import check_looks, press_on, signed_in
@@ -113,11 +113,8 @@ def test_what_was_said_before_is_turns_of_text(browser: PageSession, history: st
 def test_an_error_is_told_as_the_api_tells_it(
     browser: PageSession, monkeypatch: pytest.MonkeyPatch, error: SoupError
 ) -> None:
-    async def fails(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr("service.http.pages.playground.completions", fails)
-    monkeypatch.setattr("service.http.pages.compare.compare_with_first", fails)
+    for route in ("playground.completions", "compare.compare_with_first"):
+        monkeypatch.setattr(f"service.http.pages.{route}", AsyncMock(side_effect=error))
     fields = {"model-1": "acme/law", "model-2": "acme/mix", "prompt": "x", "text": "x"}
     for path in ("/playground", "/compare"):
         answer = browser.send(path, f"{path}?{BOTH}", **fields)
@@ -127,15 +124,10 @@ def test_an_error_is_told_as_the_api_tells_it(
 
 
 def test_nobody_else_is_asked_once_the_client_has_gone(browser: PageSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = []
-
-    async def gone(_: object, body: CompletionRequest, *__: object) -> None:
-        models.append(body.model)
-        raise Cancelled("The client has gone.")
-
-    monkeypatch.setattr("service.http.pages.playground.completions", gone)
+    completions = AsyncMock(side_effect=Cancelled("The client has gone."))
+    monkeypatch.setattr("service.http.pages.playground.completions", completions)
     browser.send("/playground", "/playground", **{"model-1": "acme/law", "model-2": "acme/mix", "prompt": "x"})
-    assert models == ["acme/law"]
+    assert [call.args[1].model for call in completions.await_args_list] == ["acme/law"]
 
 
 def test_a_conversation_of_a_base_without_a_template_is_refused_beside_others(browser: PageSession) -> None:
