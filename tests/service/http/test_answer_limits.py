@@ -147,12 +147,17 @@ class Time:
         self.slept.append(round(seconds, 6))
 
 
-def throttle_and_time() -> tuple[KeyThrottle, Time]:
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def throttle(time: Time) -> KeyThrottle:
     """A KeyThrottle without a real clock, while another key is active."""
-    time = Time()
     throttle = KeyThrottle(TOO_MUCH, clock=lambda: time.now, sleep=time.sleep)
     turns(throttle, "other")
-    return throttle, time
+    return throttle
 
 
 def turns(throttle: KeyThrottle, key: str, count: int = 1) -> None:
@@ -164,8 +169,7 @@ def turns(throttle: KeyThrottle, key: str, count: int = 1) -> None:
 
 
 @pytest.mark.parametrize("status", [413, 429])
-def test_after_a_refusal_they_begin_one_by_one(status: int) -> None:
-    throttle, time = throttle_and_time()
+def test_after_a_refusal_they_begin_one_by_one(throttle: KeyThrottle, time: Time, status: int) -> None:
     throttle.record("loud", status)
     turns(throttle, "loud", 3)
     assert time.slept == [0.0, APART, 2 * APART]
@@ -174,23 +178,20 @@ def test_after_a_refusal_they_begin_one_by_one(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 400, 401, 404, 500, 503])
-def test_any_other_answer_holds_nobody(status: int) -> None:
-    throttle, time = throttle_and_time()
+def test_any_other_answer_holds_nobody(throttle: KeyThrottle, time: Time, status: int) -> None:
     throttle.record("key", status)
     turns(throttle, "key", 3)
     assert time.slept == []
 
 
-def test_who_waits_as_told_notices_nothing() -> None:
-    throttle, time = throttle_and_time()
+def test_who_waits_as_told_notices_nothing(throttle: KeyThrottle, time: Time) -> None:
     throttle.record("key", 429)
     time.now += REMEMBERED
     turns(throttle, "key", 5)
     assert time.slept == []
 
 
-def test_while_no_other_key_asks_nobody_is_held() -> None:
-    throttle, time = throttle_and_time()
+def test_while_no_other_key_asks_nobody_is_held(throttle: KeyThrottle, time: Time) -> None:
     time.now += OTHERS
     throttle.record("key", 429)
     turns(throttle, "key", 200)
@@ -200,8 +201,7 @@ def test_while_no_other_key_asks_nobody_is_held() -> None:
     assert time.slept == [0.0, APART]
 
 
-def test_keys_that_send_no_more_requests_are_forgotten() -> None:
-    throttle, time = throttle_and_time()
+def test_keys_that_send_no_more_requests_are_forgotten(throttle: KeyThrottle, time: Time) -> None:
     time.now += OTHERS
     turns(throttle, "active")
     throttle.record("key", 429)
@@ -209,9 +209,8 @@ def test_keys_that_send_no_more_requests_are_forgotten() -> None:
     assert throttle._last_request_at.keys() == {"active", "key"}
 
 
-def test_who_goes_on_is_held_as_long_as_that_lasts() -> None:
+def test_who_goes_on_is_held_as_long_as_that_lasts(throttle: KeyThrottle, time: Time) -> None:
     """Each request is refused again; those that wait have their turns one after the other, also much later."""
-    throttle, time = throttle_and_time()
     for _ in range(30):
         throttle.record("key", 429)
         turns(throttle, "key")
@@ -219,8 +218,7 @@ def test_who_goes_on_is_held_as_long_as_that_lasts() -> None:
     assert time.slept[-1] == pytest.approx(29 * APART - 29 * APART / 10)
 
 
-def test_too_many_that_wait_are_refused_at_once() -> None:
-    throttle, _ = throttle_and_time()
+def test_too_many_that_wait_are_refused_at_once(throttle: KeyThrottle) -> None:
     throttle.record("key", 429)
     with pytest.raises(RateLimitExceeded, match="did not wait") as refused:
         turns(throttle, "key", 200)

@@ -39,9 +39,9 @@ def fitted(world: World) -> World:
     return world
 
 
-def ask(world: World, prompt: Any, **fields: Any) -> Any:
+def ask(world: World, prompt: Any, namespace: str = "acme", **fields: Any) -> Any:
     return world.client.post(
-        "/v1/completions", json={**REQUEST, "prompt": prompt, **fields}, headers=key_of(world, "acme")
+        "/v1/completions", json={**REQUEST, "prompt": prompt, **fields}, headers=key_of(world, namespace)
     )
 
 
@@ -97,12 +97,10 @@ def test_adapters_that_cannot_be_mixed_leave_the_best_one(fitted: World) -> None
     push_embedded(fitted, "mixed/food", SAMPLES["food"], domain="food", config=config.model_dump(), files=files)
     fit_selector(fitted, namespace="mixed")
     prompts = [SAMPLES["law"][7], SAMPLES["food"][7]]
-    headers = key_of(fitted, "mixed")
-    route = fitted.client.post("/v1/route", json={"texts": prompts}, headers=headers).json()
+    route = fitted.client.post("/v1/route", json={"texts": prompts}, headers=key_of(fitted, "mixed")).json()
     best, _second = (adapter["ref"] for adapter in route["adapters"])
     assert route["mixture"] == best
-    answer = fitted.client.post("/v1/completions", json={**REQUEST, "prompt": prompts}, headers=headers)
-    assert answer.headers["x-soup-model"] == best
+    assert ask(fitted, prompts, "mixed").headers["x-soup-model"] == best
 
 
 def test_a_stream_says_it_too(fitted: World) -> None:
@@ -152,12 +150,7 @@ def test_nothing_is_chosen_for_a_key_beyond_its_rate_limit(fitted: World) -> Non
 
 
 def test_where_nothing_was_fitted_it_says_what_to_do(fitted: World) -> None:
-    headers = key_of(fitted, "other")
-
-    def ask_unfitted() -> Any:
-        return fitted.client.post("/v1/completions", json={**REQUEST, "prompt": "x"}, headers=headers)
-
-    answer = ask_unfitted()
+    answer = ask(fitted, "x", "other")
     assert "run `soup fit` once" in refusal(answer, 503)
     assert "retry-after" not in answer.headers
     pool = PoolSpec(base_fingerprint=fitted.runtime.bases[BASE_ID].shape.fingerprint, namespaces=("other",))
@@ -171,7 +164,7 @@ def test_where_nothing_was_fitted_it_says_what_to_do(fitted: World) -> None:
             created_by="key-1",
             delay=3600,
         )
-    answer = ask_unfitted()
+    answer = ask(fitted, "x", "other")
     assert "one is being fitted" in refusal(answer, 503)
     assert answer.headers["retry-after"] == "2"
     fitted.client.post(f"/v1/jobs/{job.id}/cancel")

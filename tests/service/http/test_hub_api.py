@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import re
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,15 @@ def resolve(world: World, path: str, method: str = "GET", **headers: str) -> Any
 
 def raw(live: Live, method: str, path: str) -> tuple[int, Any, bytes]:
     """The answer to a path as it is: other clients would resolve the dots in it."""
-    connection = http.client.HTTPConnection(live.url.removeprefix("http://"))
-    try:
-        connection.request(method, path, headers={"authorization": f"Bearer {live.world.admin}"})
+    with closing(http.client.HTTPConnection(live.url.removeprefix("http://"))) as connection:
+        connection.request(method, path, headers=live.world.headers(live.world.admin))
         answer = connection.getresponse()
         return answer.status, answer.headers, answer.read()
-    finally:
-        connection.close()
+
+
+def error_of(answer: Any) -> tuple[int, str]:
+    """The status and the error code of an answer."""
+    return answer.status_code, answer.headers["x-error-code"]
 
 
 def downloaded(world: World, repository: str, into: Path) -> tuple[Path, str]:
@@ -113,8 +116,7 @@ def test_the_tree_has_the_same_digests(acme: World) -> None:
         digest = file["lfs"]["oid"] if "lfs" in file else file["oid"]
         assert (f'"{digest}"', str(file["size"])) == (head["etag"], head["content-length"])
     assert acme.client.get("/api/models/acme/law/tree/main/").json() == tree
-    folder = acme.client.get("/api/models/acme/law/tree/main/onnx")
-    assert (folder.status_code, folder.headers["x-error-code"]) == (404, "EntryNotFound")
+    assert error_of(acme.client.get("/api/models/acme/law/tree/main/onnx")) == (404, "EntryNotFound")
 
 
 @pytest.mark.parametrize(
@@ -179,8 +181,7 @@ def test_a_commit_whose_card_is_another_has_the_files_that_stay(acme: World) -> 
     for name in (CONFIG, WEIGHTS, "samples.jsonl"):
         assert resolve(acme, f"{other_commit}/{name}").content == resolve(acme, f"main/{name}").content
     for name in (CARD, "soup.json"):
-        gone = resolve(acme, f"{other_commit}/{name}")
-        assert (gone.status_code, gone.headers["x-error-code"]) == (404, "EntryNotFound")
+        assert error_of(resolve(acme, f"{other_commit}/{name}")) == (404, "EntryNotFound")
     listed = acme.client.get(f"/api/models/acme/law/tree/{other_commit}").json()
     assert [file["path"] for file in listed] == [CONFIG, WEIGHTS, "samples.jsonl"]
 
@@ -190,8 +191,7 @@ def test_a_commit_whose_configuration_is_another_is_not_there(acme: World) -> No
     commit = acme.client.get("/api/models/acme/pfeiffer").json()["sha"]
     acme.client.patch("/v1/adapters/acme/pfeiffer", json={"domain": "another"}).raise_for_status()
     for path in (f"/api/models/acme/pfeiffer/revision/{commit}", f"/acme/pfeiffer/resolve/{commit}/{CONFIG}"):
-        gone = acme.client.get(path)
-        assert (gone.status_code, gone.headers["x-error-code"]) == (404, "RevisionNotFound")
+        assert error_of(acme.client.get(path)) == (404, "RevisionNotFound")
 
 
 def test_main_is_what_the_name_means_whatever_an_alias_is_called(acme: World) -> None:
@@ -203,8 +203,7 @@ def test_main_is_what_the_name_means_whatever_an_alias_is_called(acme: World) ->
     assert refs["branches"][0]["targetCommit"] == refs["tags"][0]["targetCommit"]
     acme.client.delete("/v1/adapters/acme/two@2").raise_for_status()
     assert [tag["name"] for tag in acme.client.get("/api/models/acme/two/refs").json()["tags"]] == ["1"]
-    gone = acme.client.get("/api/models/acme/two/revision/2")
-    assert (gone.status_code, gone.headers["x-error-code"]) == (410, "RevisionNotFound")
+    assert error_of(acme.client.get("/api/models/acme/two/revision/2")) == (410, "RevisionNotFound")
 
 
 def test_every_branch_leads_somewhere_however_many_versions_there_are(
@@ -234,8 +233,7 @@ def test_purged_in_the_middle_of_a_download(acme: World) -> None:
         assert file.read() == lora_weights(acme, seed=9)
     with pytest.raises(DamagedBlob):
         weights_file.open()
-    after = acme.client.head(f"/acme/purged/resolve/{commit}/{WEIGHTS}")
-    assert (after.status_code, after.headers["x-error-code"]) == (410, "RepoNotFound")
+    assert error_of(acme.client.head(f"/acme/purged/resolve/{commit}/{WEIGHTS}")) == (410, "RepoNotFound")
 
 
 # --- who may --------------------------------------------------------------------------------------
@@ -251,7 +249,7 @@ def test_unknown_and_foreign_are_the_same(acme: World) -> None:
         answers = []
         for name in ("foreign/secret", "acme/nothing", "Acme/Law", "acme/law@1", "v1/adapters", "base/tiny"):
             answer = acme.client.get(path.format(name), headers=headers)
-            answers.append((answer.status_code, answer.headers["x-error-code"], answer.text.replace(name, "<name>")))
+            answers.append((*error_of(answer), answer.text.replace(name, "<name>")))
         assert len(set(answers)) == 1, answers
         assert answers[0][:2] == (404, "RepoNotFound")
 

@@ -20,7 +20,7 @@ from registry.adapters.weights import load_tensors
 from registry.base_model import load_base
 from registry.spec import AdapterConfig, BaseEntry
 from service.settings import Settings
-from tests.adaptersoup.cli.outcome import refused
+from tests.adaptersoup.cli.outcome import done, refused
 from tests.service.http.stock import cook_soup
 from tests.service.hub_session import HubSession
 from tests.service.lora_pushes import lora_weights, push_lora
@@ -118,11 +118,10 @@ def test_what_a_repository_is(hub: HubSession) -> None:
     assert [file["size"] for file in hub.ask("list_repo_tree", repo_id="acme/law", revision="prod")][3] == weights[
         "size"
     ]
-    assert hub.ask("file_exists", repo_id="acme/law", filename=CONFIG)
-    assert not hub.ask("file_exists", repo_id="acme/law", filename="config.json")
-    assert not hub.ask("file_exists", repo_id="acme/law", filename="1_Pooling/config.json")
-    assert hub.ask("revision_exists", repo_id="acme/law", revision="prod")
-    assert not hub.ask("revision_exists", repo_id="acme/law", revision="refs/pr/1")
+    names = (CONFIG, "config.json", "1_Pooling/config.json")
+    assert [hub.ask("file_exists", repo_id="acme/law", filename=name) for name in names] == [True, False, False]
+    revisions = ("prod", "refs/pr/1")
+    assert [hub.ask("revision_exists", repo_id="acme/law", revision=name) for name in revisions] == [True, False]
     assert hub.ask("auth_check", repo_id="acme/law") is None
 
 
@@ -186,13 +185,11 @@ async def little_hub(scope: Scope, receive: Receive, send: Send) -> None:
 
 def push(hub: HubSession, receiver: Live, *arguments: str) -> tuple[int, str, str]:
     line = ["push", *arguments, "--url", receiver.url, "--key", receiver.world.admin]
-    code, out, err = hub.ask("soup", arguments=line)
-    return code, out, err
+    return tuple(hub.ask("soup", arguments=line))
 
 
 def test_from_one_server_to_another(law: World, hub: HubSession, receiver: Live, tmp_path: Path) -> None:
-    code, out, err = push(hub, receiver, "hub:acme/law@prod", "--namespace", "copied")
-    assert (code, out) == (0, "copied/law@1\n"), err
+    assert done(push(hub, receiver, "hub:acme/law@prod", "--namespace", "copied"))[0] == "copied/law@1\n"
     there = law.client.get("/v1/adapters/acme/law@1").json()
     here = receiver.world.client.get("/v1/adapters/copied/law").json()
     for field in ("digest", "config", "card", "domain"):
@@ -209,8 +206,8 @@ def test_from_one_server_to_another(law: World, hub: HubSession, receiver: Live,
 
 def test_several_beside_a_folder(hub: HubSession, receiver: Live, tmp_path: Path) -> None:
     pulled = Path(hub.ask("snapshot_download", repo_id="acme/news", local_dir=str(tmp_path / "local")))
-    code, out, err = push(hub, receiver, "hub:acme/both", str(pulled), "hub:acme/pfeiffer")
-    assert (code, out) == (0, "default/both@1\ndefault/local@1\ndefault/pfeiffer@1\n"), err
+    out, _ = done(push(hub, receiver, "hub:acme/both", str(pulled), "hub:acme/pfeiffer"))
+    assert out == "default/both@1\ndefault/local@1\ndefault/pfeiffer@1\n"
     pfeiffer = receiver.world.client.get("/v1/adapters/default/pfeiffer").json()
     assert pfeiffer["config"]["method"] == "bottleneck"
     assert pfeiffer["provenance"]["training"]["imported_from"].startswith("acme/pfeiffer@")
@@ -253,13 +250,11 @@ def test_what_is_too_large_or_not_there_is_not_downloaded(receiver: Live, tmp_pa
         outcomes = [push(session, receiver, f"hub:big/{name}") for name in DECLARED_FILES]
         _, _, odd = push(session, receiver, "hub:big/odd")
         refusals = [refused(push(session, receiver, f"hub:other/{name}")) for name in OTHER_ANSWERS]
-    code, _, err = push(session, receiver, "hub:acme/law")
+    assert "hub:acme/law could not be downloaded" in refused(push(session, receiver, "hub:acme/law"))
     session.close()
-    assert (code, "hub:acme/law could not be downloaded" in err) == (1, True)
-    assert [(code, out) for code, out, _ in outcomes] == [(1, "")] * len(DECLARED_FILES)
-    for (_, _, err), (file, size) in zip(outcomes, DECLARED_FILES.values(), strict=True):
+    for outcome, (file, size) in zip(outcomes, DECLARED_FILES.values(), strict=True):
         message = f"{file} has {'an unknown number of' if size is None else size} bytes, and at most {MOST_BYTES[file]}"
-        assert message in " ".join(err.split())
+        assert message in " ".join(refused(outcome).split())
     assert "does not name its commit" in " ".join(odd.split())
     assert all("HF_ENDPOINT is no hub" in " ".join(err.split()) for err in refusals)
     paths = [path for path in REQUESTED_PATHS if "big" in path]

@@ -15,7 +15,7 @@ import torch
 
 from registry.base_model import load_base
 from registry.spec import BaseEntry
-from tests.adaptersoup.cli.outcome import refused
+from tests.adaptersoup.cli.outcome import done, refused
 from tests.service.answers import answered
 from tests.service.servers import Live, Soup, World
 from tests.tiny_models import build_tiny_base
@@ -81,12 +81,11 @@ def body(folder: Path, **fields: Any) -> dict[str, Any]:
 
 def test_as_it_lies_on_disk_there_and_back(soup: Soup, lora: Callable[..., Path], sample: Path, tmp_path: Path) -> None:
     folder = lora(alpha_pattern={"h.1.attn.c_attn": 5})
-    code, out, err = soup("push", folder, "--name", "acme/law", "--domain", "law", "--sample", sample, "--wait")
-    assert (code, out) == (0, "acme/law@1\n"), err
+    arguments = ("--name", "acme/law", "--domain", "law", "--sample", sample, "--wait")
+    assert done(soup("push", folder, *arguments))[0] == "acme/law@1\n"
     row = json.loads(soup("show", "acme/law", "--json")[1])
     assert (row["base_model"], row["config"]["method"], row["sample_state"]) == ("small", "lora", "ready")
-    output = " ".join(soup("show", "acme/law")[1].split())  # long values go on in the next line
-    assert "rank 2, alpha 5 on transformer.h.*.attn.c_attn of 1 layers" in output
+    assert "rank 2, alpha 5 on transformer.h.*.attn.c_attn of 1 layers" in " ".join(soup("show", "acme/law")[1].split())
     assert "lora r2" in soup("ls", "law")[1]
 
     assert soup("pull", "acme/law", tmp_path / "pulled")[0] == 0

@@ -15,6 +15,7 @@ from registry.catalogue.tables import adapters
 from registry.errors import Busy
 from registry.probes.scale_fit import SCALES
 from registry.spec import PROBE_TEXTS
+from tests.adaptersoup.cli.outcome import done, refused
 from tests.service.answers import answered, refusal
 from tests.service.http.stock import push_embedded
 from tests.service.servers import BASE_ID, CONFIG, Live, Soup, World, adapter_weights
@@ -154,18 +155,14 @@ def test_a_probe_goes_with_the_last_version_of_its_adapter(world: World) -> None
 def test_the_command_says_what_a_server_serves(live: Live, command: Soup) -> None:
     live.world.push("team/law", seed=LAW)
     options = ("--registry", live.url, "--key", live.world.admin, "--server-key", live.world.admin)
-    code, out, err = command("doctor", "--url", f"{live.url}/v1", "--model", "x=team/law", *options)
-    assert (code, out) == (1, "")
-    assert "with status 404" in err
-    code, out, err = command("doctor", "--url", live.url, "--model", "team/law", *options)
-    assert code == 0, err
-    assert "team/law@1  same" in out
-    code, out, err = command("doctor", "--url", live.url, "--model", f"{BASE_ID}=team/law", *options)
-    assert code == 3
-    assert "base only" in out
+    v1 = f"{live.url}/v1"
+    assert "with status 404" in refused(command("doctor", "--url", v1, "--model", "x=team/law", *options))
+    assert "team/law@1  same" in done(command("doctor", "--url", live.url, "--model", "team/law", *options))[0]
+    code, out, _ = command("doctor", "--url", live.url, "--model", f"{BASE_ID}=team/law", *options)
+    assert (code, "base only" in out) == (3, True)
     models = [flag for name in ("team/law", BASE_ID) for flag in ("--model", f"{name}=team/law")]
-    code, out, err = command("doctor", "--url", live.url, *models, "--base-model", "typo", *options)
-    assert (code, out, err.count("'typo'")) == (1, "", 2)
+    typo = refused(command("doctor", "--url", live.url, *models, "--base-model", "typo", *options))
+    assert typo.count("'typo'") == 2
 
 
 def test_the_command_checks_every_listed_adapter_and_sends_no_key_of_the_registry(
@@ -175,8 +172,8 @@ def test_the_command_checks_every_listed_adapter_and_sends_no_key_of_the_registr
     options = ("--registry", live.url, "--url", live.url)
     code, _, err = command("doctor", *options)
     assert (code, "with status 401" in err) == (1, True)
-    code, out, err = command("doctor", *options, "--server-key", live.world.key(["read", "infer"], ["team"]), "--json")
-    assert code == 0, err
+    key = live.world.key(["read", "infer"], ["team"])
+    out, _ = done(command("doctor", *options, "--server-key", key, "--json"))
     assert '"model": "team/law"' in out
     assert "secret" not in out
 
@@ -184,6 +181,5 @@ def test_the_command_checks_every_listed_adapter_and_sends_no_key_of_the_registr
 def test_a_run_that_checks_nothing_fails(live: Live, command: Soup) -> None:
     nobody = live.world.key(["infer"], ["nobody"])
     addresses = ("--registry", live.url, "--url", live.url)
-    code, out, err = command("doctor", *addresses, "--key", nobody, "--server-key", live.world.admin)
-    assert (code, out) == (1, "")
-    assert "use --model" in err
+    outcome = command("doctor", *addresses, "--key", nobody, "--server-key", live.world.admin)
+    assert "use --model" in refused(outcome)
