@@ -306,8 +306,7 @@ def test_of_two_rotations_at_once_the_file_has_the_later_secret(world: World, mo
 
     def write_late(*arguments: Any) -> bool:
         if is_first.acquire(blocking=False):
-            second = pool.submit(rotate, world, admin["id"], grace_seconds=3600)
-            second.add_done_callback(lambda _: has_overtaken.set())
+            pool.submit(rotate, world, admin["id"], grace_seconds=3600).add_done_callback(lambda _: has_overtaken.set())
             has_overtaken.wait(1)  # as long as the second rotation needs, unless it has to wait for this one
         return replace_admin_secret(*arguments)
 

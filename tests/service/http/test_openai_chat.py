@@ -138,16 +138,13 @@ def test_an_adapter_of_another_base_of_the_same_files_is_served_with_its_own(liv
 
 def test_with_several_bases_the_tokenizer_calls_need_a_name(live: Live) -> None:
     client = live.world.client
-    answers = [
+    for answer in (
         client.get("/tokenizer_info"),
         client.post("/tokenize", json={"prompt": "a"}),
         client.post("/detokenize", json={"model": None, "tokens": [5]}),
-    ]
-    for answer in answers:
-        assert answer.status_code == 400
-        error = answer.json()["error"]
-        assert error["param"] == "model"
-        assert "this server has 2 base models ('chatty', 'tiny')" in error["message"]
+    ):
+        assert "this server has 2 base models ('chatty', 'tiny')" in refusal(answer)
+        assert answer.json()["error"]["param"] == "model"
 
 
 # --- `response_format` ------------------------------------------------------------------------------
@@ -246,10 +243,8 @@ def test_a_format_that_cannot_be_followed_is_refused(live: Live, form: Any, word
     for path, more in (("/v1/chat/completions", chat), ("/v1/completions", text)):
         body = {"model": "chatty", "response_format": form, "max_tokens": 2, **more}
         answer = live.world.client.post(path, json=body)
-        error = answer.json()["error"]
-        assert answer.status_code == 400, error
-        assert words in error["message"]
-        assert error["param"].startswith("response_format")
+        assert words in refusal(answer)
+        assert answer.json()["error"]["param"].startswith("response_format")
 
 
 def test_what_stops_in_a_stream_is_its_last_event(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,18 +105,21 @@ def test_one_sentence_names_the_field(client: TestClient, body: Any, message: st
     assert answer.json()["error"]["param"] == param
 
 
-def test_several_problems_are_counted_and_listed(client: TestClient) -> None:
-    error = client.post("/body", json={"count": 0, "extra": 1}).json()["error"]
-    assert error["message"].endswith("(2 more problems.)")
-    assert len(error["problems"]) == 3
-    error = client.post("/body", json={"count": 0}).json()["error"]
-    assert error["message"].endswith("(1 more problem.)")
-
-
-def test_of_very_many_problems_some_are_listed_and_all_are_counted(client: TestClient) -> None:
-    error = client.post("/body", json={f"extra{number}": 1 for number in range(100)}).json()["error"]
-    assert len(error["problems"]) == problems.MOST_LISTED
-    assert error["message"].endswith("(100 more problems.)")
+@pytest.mark.parametrize(
+    ("body", "listed", "more"),
+    [
+        ({"count": 0}, 2, "(1 more problem.)"),
+        ({"count": 0, "extra": 1}, 3, "(2 more problems.)"),
+        ({f"extra{number}": 1 for number in range(100)}, problems.MOST_LISTED, "(100 more problems.)"),
+    ],
+    ids=["two", "several", "very many"],
+)
+def test_all_problems_of_a_body_are_counted_and_the_first_are_listed(
+    client: TestClient, body: dict[str, int], listed: int, more: str
+) -> None:
+    error = client.post("/body", json=body).json()["error"]
+    assert error["message"].endswith(more)
+    assert len(error["problems"]) == listed
 
 
 def test_an_unknown_method_has_its_own_code(client: TestClient) -> None:

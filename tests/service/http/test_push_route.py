@@ -146,8 +146,7 @@ def test_a_refused_push_grants_no_blob(world: World) -> None:
 
 
 def test_an_adapter_with_a_sample_is_answered_before_its_sample_is_embedded(world: World, good: bytes) -> None:
-    new = manifest("acme/drawn", good, sample={"texts": PASSAGES[:30]})
-    answer = world.client.post("/v1/adapters", json=new)
+    answer = world.client.post("/v1/adapters", json=manifest("acme/drawn", good, sample={"texts": PASSAGES[:30]}))
     body = answered(answer, 201)
     assert (body["sample_state"], body["job"][:4]) == ("pending", "job-")
     assert answer.headers["location"] == "/v1/adapters/acme/drawn@1"

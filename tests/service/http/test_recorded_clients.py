@@ -114,5 +114,4 @@ def test_without_it_text_gets_the_bos_and_ids_do_not(both: tuple[Harness, Harnes
     """The page about lm_eval warns of this."""
     ids, text = both
     assert ids.choice("The quick brown", " fox") != text.choice("The quick brown", " fox")
-    with_bos = ids.choice(ids.info["bos_token"] + "The quick brown", " fox")
-    assert text.choice("The quick brown", " fox") == with_bos
+    assert text.choice("The quick brown", " fox") == ids.choice(ids.info["bos_token"] + "The quick brown", " fox")

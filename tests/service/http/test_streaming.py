@@ -323,8 +323,7 @@ async def test_an_error_is_the_last_event_behind_the_tokens_that_came(
     stream = await started()
     engine.step(["b"])
     end(engine.tickets[0])
-    chunks = _event_chunks(stream, Raw())  # type: ignore[arg-type]
-    body = b"".join([chunk async for chunk in chunks])
+    body = b"".join([chunk async for chunk in _event_chunks(stream, Raw())])  # type: ignore[arg-type]
     assert body.startswith(b'<0a 0b data: {"error": {"message": ')
     assert b"[DONE]" not in body
     assert b"it broke" not in body, "what an internal error says is for the log"

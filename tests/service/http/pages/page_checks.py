@@ -51,8 +51,7 @@ def look_at(page: Page, path: str) -> None:
     """Open a page: nothing is wrong with it, and it says nothing in the console."""
     page.open(path)
     check_looks(page)
-    assert not page.console_messages, page.console_messages
-    assert not page.foreign, page.foreign
+    assert (page.console_messages, page.foreign) == ([], [])
 
 
 @contextmanager
@@ -64,5 +63,4 @@ def signed_in(chrome: Browser, origin: str, secret: str) -> Iterator[Page]:
         page.press("Enter")
         page.until("location.pathname !== '/sign-in' && document.readyState === 'complete'")
         yield page
-        assert page.console_messages == []
-        assert page.foreign == []
+        assert (page.console_messages, page.foreign) == ([], [])

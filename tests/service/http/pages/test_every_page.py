@@ -142,8 +142,7 @@ def test_what_a_query_or_a_form_names_leaks_nothing_either(world: World, there: 
         answers = []
         for model in ("foreign/mix@1", "nobody/unknown-name"):
             first = model if path == "/playground/events" else "base/tiny"
-            models = {"model-1": first, "model-2": model}
-            fields = {**models, "prompt": "x", "text": "x", "max_tokens": "1", "seed": "1"}
+            fields = {"model-1": first, "model-2": model, "prompt": "x", "text": "x", "max_tokens": "1", "seed": "1"}
             answer = answer_to(browser, "POST", path, fields)
             answers.append((answer.status_code, _plain(answer.text, {"model": model, "quoted": quote_plus(model)})))
         assert answers[0] == answers[1], path

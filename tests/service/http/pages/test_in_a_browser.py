@@ -48,8 +48,7 @@ def page(chrome: Browser, stocked: Live) -> Iterator[Page]:
 def _quiet(page: Page) -> Iterator[None]:
     """Nothing is said, and nothing asked for elsewhere, in any test."""
     yield
-    assert page.console_messages == []
-    assert page.foreign == []
+    assert (page.console_messages, page.foreign) == ([], [])
 
 
 def test_signing_in_by_keyboard_leads_to_the_page_that_was_asked_for(page: Page) -> None:

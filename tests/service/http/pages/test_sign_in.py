@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from service.http.pages.sign_in import path_after_sign_in
+from tests.service.answers import refusal_with_code
 from tests.service.http.pages.page_session import TOKEN, PageSession, read
 from tests.service.servers import World
 
@@ -53,16 +54,15 @@ def test_a_browser_is_told_in_a_page_that_there_is_nothing(world: World, reader:
 
 def test_programs_are_told_as_before_that_there_is_nothing(world: World, reader: str) -> None:
     browser, key = PageSession(world, reader), {"authorization": f"Bearer {reader}"}
-    for headers, status, code in (
-        ({}, 401, "unauthenticated"),
-        (key, 404, "not_found"),
-        (key | LOOKING, 404, "not_found"),
+    for path, headers, status, code in (
+        ("/nothing", {}, 401, "unauthenticated"),
+        ("/nothing", key, 404, "not_found"),
+        ("/nothing", key | LOOKING, 404, "not_found"),
+        ("/v1/adapters", LOOKING, 401, "unauthenticated"),  # no session's
+        ("/v1/adapters/acme/law", key | LOOKING, 404, "not_found"),
     ):
-        answer = browser.get("/nothing", headers=headers)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        refusal_with_code(browser.get(path, headers=headers), status, code)
     assert browser.client.post("/nothing", headers=LOOKING).json()["error"]["code"] == "unauthenticated"
-    assert browser.get("/v1/adapters", headers=LOOKING).json()["error"]["code"] == "unauthenticated"  # no session's
-    assert browser.get("/v1/adapters/acme/law", headers=LOOKING | key).json()["error"]["code"] == "not_found"
 
 
 def test_signing_in_goes_on_to_where_one_was_going(world: World, reader: str) -> None:

@@ -72,13 +72,15 @@ def test_a_training_shows_what_came_of_it_and_the_losses_of_its_record(
     (listed,) = browser.get("/trainings.json?state=succeeded").json()["data"]
     assert (listed["name"], listed["adapter"]) == ("acme/trained", "acme/trained@1")
     assert listed["job"] == browser.get(f"/jobs/{trained}.json").json()
-    page = browser.page("/trainings")
-    assert 'href="/models/acme/trained@1"' in page
+    assert 'href="/models/acme/trained@1"' in browser.page("/trainings")
     training = browser.get(f"/trainings/{trained}.json").json()
     record = stocked.client.get("/v1/adapters/acme/trained").json()["provenance"]["training"]
-    assert training["losses"]["held_out"] == record["valid_history"]
-    assert training["losses"]["training"] == record["train_history"]
-    assert training["losses"]["best"] == record["best_step"]
+    assert training["losses"] == {
+        "by": "step",
+        "best": record["best_step"],
+        "training": record["train_history"],
+        "held_out": record["valid_history"],
+    }
     assert training["asked"]["spec"]["recipe"]["steps"] == 4
     page = browser.page(f"/trainings/{trained}")
     (texts,) = browser.plots(page)
