@@ -100,9 +100,12 @@ def test_peft_loads_it_by_its_name(law: World, hub: HubSession) -> None:
     """Adapter and soup, over real HTTP, give what this server's own code gives."""
     base = law.runtime.bases[law.base_id].entry.source
     without = hub.ask("logits", base=base, adapter=None, ids=IDS)
-    for ref, options in (("acme/law", {"revision": "prod"}), ("acme/law", {}), ("acme/both", {})):
+    for ref, options, version in (
+        ("acme/law", {"revision": "prod"}, "@1"),
+        ("acme/law", {}, ""),
+        ("acme/both", {}, ""),
+    ):
         logits = hub.ask("logits", base=base, adapter=ref, ids=IDS, **options)
-        version = "@1" if options else ""
         assert logits == pytest.approx(ours(law, ref + version), abs=1e-4), ref
         assert logits != pytest.approx(without, abs=1e-2)
 

@@ -24,17 +24,6 @@ from service.observability.logs import JsonFormatter, configure_logging, describ
 SECRET = "my-private-text"
 
 
-class Engine:
-    def counters(self) -> dict[str, float]:
-        return {"queue_depth": 3, "tokens_total": 41}
-
-    def adapter_totals(self) -> dict[str, AdapterTotals]:
-        totals = AdapterTotals(
-            generated_tokens=7, scored_tokens=9, first_tokens=2, first_token_seconds=0.5, answers=3, seconds=4
-        )
-        return {"base": totals, "sha256:ab": AdapterTotals()}
-
-
 @pytest.fixture
 def metrics() -> Metrics:
     return Metrics()
@@ -174,7 +163,12 @@ def test_metrics_count_by_template(client: TestClient, metrics: Metrics) -> None
 
 
 def test_the_engines_counters_are_read_when_asked(metrics: Metrics) -> None:
-    metrics.watch_engine(Engine().counters, Engine().adapter_totals)
+    totals = AdapterTotals(
+        generated_tokens=7, scored_tokens=9, first_tokens=2, first_token_seconds=0.5, answers=3, seconds=4
+    )
+    metrics.watch_engine(
+        lambda: {"queue_depth": 3, "tokens_total": 41}, lambda: {"base": totals, "sha256:ab": AdapterTotals()}
+    )
     text = metrics.render().decode()
     for line in (
         "queue_depth 3.0",
