@@ -145,8 +145,12 @@ def test_the_list_of_models_holds_what_can_be_asked_for(world: World) -> None:
 
 
 def test_an_encoder_is_ready_and_embeds(world: World) -> None:
-    ready = world.client.get("/readyz").json()
-    assert ready["checks"] == {"database": "ok", "blobs": "ok", "base/tiny": "ok", "base/bert": "ok"}
+    assert world.client.get("/readyz").json()["checks"] == {
+        "database": "ok",
+        "blobs": "ok",
+        "base/tiny": "ok",
+        "base/bert": "ok",
+    }
     answer = answered(post(world, "/v1/embeddings", model="base/bert", input=[TEXT, "x"]))
     assert [len(row["embedding"]) for row in answer["data"]] == [32, 32]
     tokens = [post(world, "/tokenize", model="bert", prompt=text).json()["count"] for text in (TEXT, "x")]

@@ -57,8 +57,7 @@ def test_a_diagnosis_that_needs_other_scales_adds_them_to_the_probe(live: Live) 
 
     def scales() -> tuple[float, ...]:
         with live.world.runtime.database.read() as catalogue:
-            stored = catalogue.probes.adapter(digest)
-        return stored.scales
+            return catalogue.probes.adapter(digest).scales
 
     assert diagnosis(live, "team/law")["verdict"] == "same"
     assert scales() == ()

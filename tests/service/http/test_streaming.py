@@ -336,8 +336,9 @@ async def test_what_fails_before_the_first_token_fails_the_start(
     engine: Prepared, end: Callable[[Ticket], object], raised: type[Exception]
 ) -> None:
     requests, outbox = [GenerateRequest("tiny", (1,))] * 2, Outbox(asyncio.get_running_loop())
-    stream = TokenStream(requests, outbox)
-    starting = asyncio.ensure_future(start(present_client(), engine, stream))  # type: ignore[arg-type]
+    starting = asyncio.ensure_future(
+        start(present_client(), engine, TokenStream(requests, outbox))  # type: ignore[arg-type]
+    )
     await engine.submitted.wait()
     end(engine.tickets[1])
     with pytest.raises(raised):

@@ -96,8 +96,7 @@ def test_of_two_models_compared_each_has_its_tokens(world: World) -> None:
     body = {"model": "compared/law", "baseline": "tiny", "texts": ["a b c", "d"]}
     assert world.client.post("/v1/perplexity", json=body, headers=headers).status_code == 200
     rows = {row["model"]: row for row in usage(world, headers)["data"]}
-    assert set(rows) == {"compared/law@1", "base/tiny"}
-    assert (rows["compared/law@1"]["requests"], rows["base/tiny"]["requests"]) == (1, 0)
+    assert {model: row["requests"] for model, row in rows.items()} == {"compared/law@1": 1, "base/tiny": 0}
     assert rows["compared/law@1"]["tokens_in"] == rows["base/tiny"]["tokens_in"] > 0
 
 

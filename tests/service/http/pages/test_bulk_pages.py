@@ -44,11 +44,8 @@ def tags(world: World, ref: str) -> list[str]:
 
 def rows(page: str) -> dict[str, str]:
     """The outcome of each version, as the page says it."""
-    outcomes = {}
-    for row in page.split("</table>")[0].split("<tr>")[2:]:
-        words = read(row).split()
-        outcomes[words[0]] = " ".join(words[1:])
-    return outcomes
+    texts = [read(row).strip() for row in page.split("</table>")[0].split("<tr>")[2:]]
+    return dict(text.split(" ", 1) for text in texts)
 
 
 def test_what_is_ticked_is_shown_before_anything_is_changed(stocked: World, browser: PageSession) -> None:
@@ -85,8 +82,8 @@ def test_what_one_is_refused_for_keeps_no_other_from_it(stocked: World, browser:
     outcomes = rows(browser.send("/models/edit", TICKED, refs=refs, do="retire", count="8").text)
     assert outcomes["acme/one@1"] == outcomes["acme/three@1"] == "✓ changed"
     assert "only an admin can retire it" in outcomes["acme/two@1"]
-    for unseen, name in (("other/secret@1", "other/secret@1"), ("acme/none@1", "acme/none@1")):
-        assert f"There is no adapter {name}, or this key does not see it." in outcomes[unseen]
+    for unseen in ("other/secret@1", "acme/none@1"):
+        assert f"There is no adapter {unseen}, or this key does not see it." in outcomes[unseen]
     assert "namespace/name@version" in outcomes["acme/one"]
     states = [stocked.client.get(f"/v1/adapters/{ref}").status_code for ref in (*REFS, "other/secret@1")]
     assert states == [410, 200, 410, 200]
@@ -127,8 +124,7 @@ def test_what_is_wrong_is_said_where_some_that_were_ticked_are_gone(browser: Pag
 
 @pytest.mark.parametrize("query", ["", "?q=", "?ref=acme/one@1&tag=draft", "?ref=acme/one", "?ref=base/tiny"])
 def test_what_names_nothing_or_not_one_version_is_refused(browser: PageSession, query: str) -> None:
-    assert browser.get(f"/models/edit{query}").status_code == 400
-    assert browser.get(f"/models/edit.json{query}").status_code == 400
+    assert {browser.get(f"{path}{query}").status_code for path in ("/models/edit", "/models/edit.json")} == {400}
 
 
 def test_more_than_can_be_changed_at_once_is_refused_with_the_number(

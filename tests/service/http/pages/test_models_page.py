@@ -93,8 +93,10 @@ def test_what_cannot_be_asked_for_is_said_on_a_page(browser: PageSession, query:
 
 def test_aliases_are_beside_the_version_they_point_at_protected_ones_with_a_lock(browser: PageSession) -> None:
     rows = {model["adapter"]["ref"]: model["aliases"] for model in browser.get("/models.json").json()["data"]}
-    assert rows["acme/law@1"] == [{"alias": "prod", "protected": True}]
-    assert rows["acme/law@2"] == [{"alias": "next", "protected": False}]
+    assert {ref: aliases for ref, aliases in rows.items() if aliases} == {
+        "acme/law@1": [{"alias": "prod", "protected": True}],
+        "acme/law@2": [{"alias": "next", "protected": False}],
+    }
     page = browser.page("/models?q=contr")
     assert page.count('class="lock"') == 1
     assert "prod (protected: only an admin can move it)" in read(page)
