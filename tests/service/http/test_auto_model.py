@@ -175,6 +175,6 @@ def test_adapters_are_chosen_by_it_or_named(fitted: World) -> None:
     assert "'adapters' cannot be combined" in refusal(answer, 400)
 
 
-def test_other_calls_name_a_model(fitted: World) -> None:
-    for path, body in (("/v1/perplexity", {"texts": ["x"]}), ("/v1/embeddings", {"input": "x"})):
-        assert fitted.client.post(path, json={"model": "auto", **body}).status_code == 404, path
+@pytest.mark.parametrize(("path", "body"), [("/v1/perplexity", {"texts": ["x"]}), ("/v1/embeddings", {"input": "x"})])
+def test_other_calls_name_a_model(fitted: World, path: str, body: dict[str, Any]) -> None:
+    assert fitted.client.post(path, json={"model": "auto", **body}).status_code == 404

@@ -378,14 +378,17 @@ def test_what_is_changed_is_read_and_audited(world: World) -> None:
     assert entry["detail"] == {"tuning": "forbid", "before": {"tuning": "allow"}}
 
 
-def test_only_its_admins_change_it(world: World) -> None:
-    for scopes, namespaces, status in (
+@pytest.mark.parametrize(
+    ("scopes", "namespaces", "status"),
+    [
         (["read", "write", "infer"], ["team"], 403),
         (["admin"], ["other"], 404),
         (["admin"], ["team"], 200),
         (["admin"], None, 200),
-    ):
-        assert change_namespace(world, "team", "default", world.key(scopes, namespaces)).status_code == status
+    ],
+)
+def test_only_its_admins_change_it(world: World, scopes: list[str], namespaces: list[str] | None, status: int) -> None:
+    assert change_namespace(world, "team", "default", world.key(scopes, namespaces)).status_code == status
 
 
 def test_of_two_changes_at_the_same_time_none_is_lost(world: World) -> None:

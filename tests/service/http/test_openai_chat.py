@@ -53,11 +53,11 @@ def test_parts_of_text_are_one_text(openai_client: Any) -> None:
     assert (from_parts.choices, from_parts.usage) == (from_text.choices, from_text.usage)
 
 
-def test_a_base_without_a_template_is_refused(live: Live) -> None:
-    for stream in (False, True):
-        with pytest.raises(openai.BadRequestError, match="no chat template") as caught:
-            live.openai().chat.completions.create(model="tiny", messages=HELLO, stream=stream)
-        assert caught.value.param == "model"
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_base_without_a_template_is_refused(live: Live, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError, match="no chat template") as caught:
+        live.openai().chat.completions.create(model="tiny", messages=HELLO, stream=stream)
+    assert caught.value.param == "model"
 
 
 @pytest.mark.parametrize(

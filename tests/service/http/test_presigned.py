@@ -152,13 +152,12 @@ def test_huggingface_hub_follows_and_takes_its_token_nowhere(live: Live, proxy: 
             hub.ask("hf_hub_download", repo_id="acme/law", filename=WEIGHTS_FILE, force_download=True)
 
 
-def test_a_client_goes_to_no_place_that_is_not_http(tmp_path: Path) -> None:
-    for place in ("file:///etc/passwd", ""):
-        moved = httpx2.MockTransport(lambda request, place=place: httpx2.Response(307, headers={"location": place}))
-        client = SoupClient("http://127.0.0.1:1", "key", transport=moved)
-        with pytest.raises(Unavailable, match="an invalid address"):
-            client.download("acme/law@1", WEIGHTS_FILE, tmp_path / "x", digest="sha256:" + "0" * 64)
-        client.close()
+@pytest.mark.parametrize("place", ["file:///etc/passwd", ""])
+def test_a_client_goes_to_no_place_that_is_not_http(tmp_path: Path, place: str) -> None:
+    moved = httpx2.MockTransport(lambda _: httpx2.Response(307, headers={"location": place}))
+    client = SoupClient("http://127.0.0.1:1", "key", transport=moved)
+    with closing(client), pytest.raises(Unavailable, match="an invalid address"):
+        client.download("acme/law@1", WEIGHTS_FILE, tmp_path / "x", digest="sha256:" + "0" * 64)
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,9 @@ def test_other_keys_see_none_of_it(stocked: World, browser: PageSession) -> None
     assert '<form method="post" action="/matrix"' not in reader.page("/matrix")
 
 
-def test_a_query_that_finds_nothing_is_a_page(browser: PageSession) -> None:
-    for query in (f"namespace={HOSTILE}", "namespace=nobody", "base_model=", "base_model=base/tiny"):
-        browser.page(f"/matrix?{query}")
+@pytest.mark.parametrize("query", [f"namespace={HOSTILE}", "namespace=nobody", "base_model=", "base_model=base/tiny"])
+def test_a_query_that_finds_nothing_is_a_page(browser: PageSession, query: str) -> None:
+    browser.page(f"/matrix?{query}")
 
 
 def test_a_base_model_that_is_not_here_is_told(browser: PageSession) -> None:

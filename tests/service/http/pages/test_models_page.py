@@ -123,8 +123,8 @@ def test_every_page_forbids_what_it_does_not_need(browser: PageSession) -> None:
         assert policy.startswith("default-src 'none'; ")
         assert "unsafe" not in policy
         assert "frame-ancestors 'none'" in policy
-        others = {"cache-control": "no-store", "referrer-policy": "same-origin", "x-content-type-options": "nosniff"}
-        assert {name: answer.headers[name] for name in others} == others
+        expected = {"cache-control": "no-store", "referrer-policy": "same-origin", "x-content-type-options": "nosniff"}
+        assert {name: answer.headers[name] for name in expected} == expected
 
 
 def test_the_gains_of_a_soup_are_in_its_row(browser: PageSession) -> None:

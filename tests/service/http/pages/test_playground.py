@@ -217,14 +217,19 @@ def test_a_reader_is_offered_models_to_compare(stocked: World) -> None:
     assert '<option value="acme/law@1">' in PageSession(stocked, stocked.key(["read"], ["acme"])).page("/compare")
 
 
-def test_what_cannot_be_measured_keeps_the_text(browser: PageSession) -> None:
-    for fields, status, message in (
+@pytest.mark.parametrize(
+    ("fields", "status", "message"),
+    [
         ({"model-1": "acme/law"}, 400, "Name at least two models"),
         ({"model-1": "acme/law", "model-2": "acme/nothing"}, 404, "There is no"),
-    ):
-        page = browser.send("/compare", f"/compare?{BOTH}", **fields, text=HOSTILE)
-        check_says(page, status, message)
-        assert HOSTILE in unescape(page.text)
+    ],
+)
+def test_what_cannot_be_measured_keeps_the_text(
+    browser: PageSession, fields: dict[str, str], status: int, message: str
+) -> None:
+    page = browser.send("/compare", f"/compare?{BOTH}", **fields, text=HOSTILE)
+    check_says(page, status, message)
+    assert HOSTILE in unescape(page.text)
 
 
 # --- sliders ---------------------------------------------------------------------------------------------
