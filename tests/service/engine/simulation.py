@@ -168,6 +168,14 @@ def simulation_of(
     return Simulation(scheduler_of(**limits), adapter_bytes=adapter_bytes, loaded=loaded)
 
 
+def simulation_after(*requests: Request, steps: int = 1, **limits: Any) -> tuple[Simulation, list[SequenceGroup]]:
+    """A simulation of a scheduler with these limits that has made so many steps with these requests; their groups."""
+    simulation = simulation_of(**limits)
+    groups = simulation.add(requests)
+    simulation.steps(steps)
+    return simulation, groups
+
+
 def drain(simulation: Simulation, limit: int = 10_000) -> list[Step]:
     steps = []
     while (step := simulation.step()) is not None:

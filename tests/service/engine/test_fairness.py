@@ -15,16 +15,22 @@ from service.engine.scheduler import Scheduler
 from service.engine.step_times import GAP_SECONDS, MIN_TOKENS
 from service.engine.steps import SequenceGroup
 from service.engine.waiting_queue import KEY_PATIENCE_STEPS
-from tests.service.engine.simulation import Simulation, drain, generate, scheduler_of, score, simulation_of
+from tests.service.engine.simulation import (
+    Simulation,
+    drain,
+    generate,
+    scheduler_of,
+    score,
+    simulation_after,
+    simulation_of,
+)
 
 ROWS = 16
 
 
 def flooded(*floods: Request) -> Simulation:
     """A scheduler with 16 rows that one key's requests keep busy."""
-    simulation = simulation_of(max_queue=10_000, rows=ROWS, tokens=256)
-    simulation.add(floods)
-    simulation.steps(5)
+    simulation, _ = simulation_after(*floods, steps=5, max_queue=10_000, rows=ROWS, tokens=256)
     assert simulation.scheduler.generating == ROWS
     return simulation
 
@@ -70,9 +76,9 @@ def test_a_key_that_wants_less_than_its_part_leaves_the_rest_to_others() -> None
 
 
 def test_texts_of_another_key_do_not_wait_for_all_of_a_flood() -> None:
-    simulation = simulation_of(max_queue=10_000, tokens=64)
-    simulation.add([score(*[32] * 20, owner="flood") for _ in range(200)])
-    simulation.steps(5)
+    simulation, _ = simulation_after(
+        *[score(*[32] * 20, owner="flood") for _ in range(200)], steps=5, max_queue=10_000, tokens=64
+    )
     [small] = simulation.add([score(32, 32, owner="small")])
     assert steps_until_done(simulation, small) <= 2
 
@@ -97,9 +103,7 @@ def test_a_step_of_texts_is_short_where_another_key_asked_lately(other_owners: t
 def test_prompts_of_a_flood_do_not_hold_up_anothers_first_token() -> None:
     """Long prompts that have begun take every token a step has beside the streams."""
     floods = [generate(length=5000, tokens=300, owner="flood") for _ in range(30)]
-    simulation = simulation_of(max_queue=10_000, rows=ROWS, tokens=64)
-    simulation.add(floods)
-    simulation.steps(20)
+    simulation, _ = simulation_after(*floods, steps=20, max_queue=10_000, rows=ROWS, tokens=64)
     [small] = simulation.add([generate(length=8, tokens=1, owner="small")])
     assert steps_until_done(simulation, small) <= 4
 

@@ -25,6 +25,7 @@ from tests.service.engine.simulation import (
     generate,
     scheduler_of,
     score,
+    simulation_after,
     simulation_of,
     steps_of,
 )
@@ -121,9 +122,7 @@ def test_many_adapters_share_a_step() -> None:
 
 
 def test_a_long_generation_does_not_hold_up_a_score_nor_the_other_way_round() -> None:
-    simulation = simulation_of(tokens=64)
-    [long] = simulation.add([generate(tokens=1000)])
-    simulation.step()
+    simulation, [long] = simulation_after(generate(tokens=1000), tokens=64)
     [corpus] = simulation.add([score(*[8] * 500)])
     [quick] = simulation.add([score(2, adapter="a")])
     [short] = simulation.add([generate(adapter="b", tokens=2)])
@@ -157,9 +156,7 @@ def test_one_prompt_of_each_adapter_in_turn() -> None:
 
 @pytest.mark.parametrize("request_", [generate(adapter="b", tokens=5), score(3, adapter="b")], ids=["prompt", "text"])
 def test_an_adapter_without_room_beside_others_has_its_turn(request_: Request) -> None:
-    simulation = simulation_of(adapter_bytes=1, rows=4)
-    long = simulation.add([generate(adapter="a", tokens=100) for _ in range(2)])
-    simulation.step()
+    simulation, long = simulation_after(*[generate(adapter="a", tokens=100) for _ in range(2)], adapter_bytes=1, rows=4)
     [waiting] = simulation.add([request_])
     simulation.steps(PATIENCE_STEPS + 6)
     assert waiting.state is State.FINISHED
@@ -169,18 +166,19 @@ def test_an_adapter_without_room_beside_others_has_its_turn(request_: Request) -
 
 @pytest.mark.parametrize(("length", "budget", "tokens"), [(13, 12, 9), (300, 100, 40)])
 def test_long_prompts_of_two_adapters_do_not_preempt_each_other_for_ever(length: int, budget: int, tokens: int) -> None:
-    simulation = simulation_of(tokens=budget, rows=3, adapter_bytes=1)
-    simulation.add([generate(length, adapter="a", tokens=tokens, owner="x") for _ in range(3)])
-    simulation.step()
+    simulation, _ = simulation_after(
+        *[generate(length, adapter="a", tokens=tokens, owner="x") for _ in range(3)],
+        tokens=budget,
+        rows=3,
+        adapter_bytes=1,
+    )
     simulation.add([generate(length, adapter="b", tokens=tokens, owner="y")])
     prefill_steps = math.ceil(length / budget) + 1
     drain(simulation, limit=4 * math.ceil(tokens / TURN_TOKENS) * (prefill_steps + TURN_TOKENS))
 
 
 def test_requests_without_an_adapter_do_not_wait_for_the_room_of_an_adapter() -> None:
-    simulation = simulation_of(tokens=10, adapter_bytes=1)
-    simulation.add([generate(2000, adapter="a", owner="x")])
-    simulation.step()
+    simulation, _ = simulation_after(generate(2000, adapter="a", owner="x"), tokens=10, adapter_bytes=1)
     simulation.add([generate(adapter="b", owner="x")])
     simulation.steps(PATIENCE_STEPS + 2)
     [bare] = simulation.add([generate(base="c", owner="z")])
@@ -194,9 +192,9 @@ def test_a_text_without_memory_keeps_no_room_for_its_adapter() -> None:
     def prefixed(adapter: str, owner: str) -> ScoreRequest:
         return ScoreRequest("b", ((1,) * 20,), LoadableAdapter(adapter, PrefixConfig(length=8), dict, 1), owner=owner)
 
-    simulation = simulation_of(tokens=30, adapter_bytes=1, kv=MIN_ROW_POSITIONS)
-    groups = simulation.add([generate(20, tokens=40, owner="x")])
-    simulation.step()
+    simulation, groups = simulation_after(
+        generate(20, tokens=40, owner="x"), tokens=30, adapter_bytes=1, kv=MIN_ROW_POSITIONS
+    )
     groups += simulation.add([score(3, owner="y"), prefixed("a", "y")])
     simulation.steps(PATIENCE_STEPS + 4)
     groups += simulation.add([prefixed("b", "z")])
@@ -216,17 +214,19 @@ def test_what_gave_way_takes_no_tokens_from_who_has_its_room(pieces: int) -> Non
 
 
 def test_a_text_that_runs_whole_has_its_room_until_the_step_has_run() -> None:
-    simulation = simulation_of(tokens=16, adapter_bytes=2)
-    simulation.add([generate(adapter=name, tokens=60) for name in "ab"])
-    simulation.step()
+    simulation, _ = simulation_after(*[generate(adapter=name, tokens=60) for name in "ab"], tokens=16, adapter_bytes=2)
     simulation.add([score(3, adapter=name) for name in "cdef"])
     drain(simulation)  # which looks at the adapters of every step
 
 
 def test_nobody_gives_way_to_an_adapter_that_is_not_loaded_yet() -> None:
-    simulation = simulation_of(adapter_bytes=1, loaded=lambda group: group.digest != "b", rows=4)
-    streams = simulation.add([generate(adapter="a", tokens=100) for _ in range(4)])
-    simulation.steps(3)
+    simulation, streams = simulation_after(
+        *[generate(adapter="a", tokens=100) for _ in range(4)],
+        steps=3,
+        adapter_bytes=1,
+        loaded=lambda group: group.digest != "b",
+        rows=4,
+    )
     [cold] = simulation.add([generate(adapter="b", tokens=5)])
     for _ in range(2 * PATIENCE_STEPS):
         assert simulation.advance().groups == streams
@@ -235,9 +235,9 @@ def test_nobody_gives_way_to_an_adapter_that_is_not_loaded_yet() -> None:
 
 
 def test_those_who_give_way_are_of_one_adapter_and_nobody_else() -> None:
-    simulation = simulation_of(adapter_bytes=1, rows=9)
-    simulation.add([generate(adapter="a", tokens=100), *[generate(tokens=100) for _ in range(4)]])
-    simulation.steps(3)
+    simulation, _ = simulation_after(
+        generate(adapter="a", tokens=100), *[generate(tokens=100) for _ in range(4)], steps=3, adapter_bytes=1, rows=9
+    )
     simulation.add([generate(adapter="b", tokens=50)])
     for _ in range(PATIENCE_STEPS + 1):
         step = simulation.advance()
@@ -284,9 +284,7 @@ def test_the_first_token_of_an_adapter_waits_a_known_number_of_steps_beside_one_
     """PATIENCE steps for a row and its memory, one that is the streams' alone, two of which others had the first
     choice, and as many as it takes to compute its prompt and those begun before it, `MIN_TOKENS` tokens or more a step.
     """
-    simulation = simulation_of(max_queue=10_000, tokens=tokens, rows=rows, kv=kv)
-    simulation.add(flood * 5)
-    simulation.steps(begun)
+    simulation, _ = simulation_after(*flood * 5, steps=begun, max_queue=10_000, tokens=tokens, rows=rows, kv=kv)
     [group] = simulation.add([generate(prompt, adapter="b", tokens=3)])
     for _ in range(PATIENCE_STEPS + 3 + math.ceil((prompt + 30 * (rows - 1)) / MIN_TOKENS)):
         simulation.add(flood)
@@ -296,9 +294,9 @@ def test_the_first_token_of_an_adapter_waits_a_known_number_of_steps_beside_one_
 
 def test_an_adapter_takes_no_memory_that_would_not_be_enough() -> None:
     """Streams that gave their memory up would start again for nothing, step after step."""
-    simulation = simulation_of(kv=4 * MIN_ROW_POSITIONS, rows=9)
-    streams = simulation.add([generate(adapter="a", tokens=60) for _ in range(4)])
-    simulation.steps(3)
+    simulation, streams = simulation_after(
+        *[generate(adapter="a", tokens=60) for _ in range(4)], steps=3, kv=4 * MIN_ROW_POSITIONS, rows=9
+    )
     [large] = simulation.add([generate(4 * MIN_ROW_POSITIONS, adapter="b", tokens=0)])
     for _ in range(2 * PATIENCE_STEPS):
         assert simulation.advance().groups == streams
@@ -353,9 +351,7 @@ def test_a_long_prompt_goes_in_pieces() -> None:
 
 
 def test_a_long_text_goes_in_pieces_beside_streams_and_whole_without() -> None:
-    simulation = simulation_of(tokens=100, pace=20)
-    simulation.add([generate(tokens=9)])
-    simulation.step()
+    simulation, _ = simulation_after(generate(tokens=9), tokens=100, pace=20)
     simulation.add([score(50)])
     pieces = [segment for _ in range(3) for segment in simulation.advance().segments if segment.output == "score"]
     assert [(piece.start, piece.length, piece.keeps_kv) for piece in pieces] == [
@@ -368,9 +364,7 @@ def test_a_long_text_goes_in_pieces_beside_streams_and_whole_without() -> None:
 
 
 def test_texts_of_one_request_take_over_nothing_from_each_other() -> None:
-    simulation = simulation_of(tokens=100, pace=40)
-    simulation.add([generate(tokens=9)])
-    simulation.step()
+    simulation, _ = simulation_after(generate(tokens=9), tokens=100, pace=40)
     simulation.add([ScoreRequest("b", ((1,) * 50, (2,) * 20), PREFIXED)])
     first, second = [
         [segment for segment in simulation.advance().segments if segment.output == "score"] for _ in range(2)
@@ -419,10 +413,8 @@ def test_choices_take_over_the_prompt_of_the_first() -> None:
 )
 def test_a_large_one_has_its_turn_where_small_ones_of_other_base_models_take_the_memory(request_: Request) -> None:
     """It waits twice the steps that all of them have patience for, as the bases take turns; small ones never end."""
-    simulation = simulation_of(max_queue=10_000, rows=99, kv=8 * MIN_ROW_POSITIONS)
     small = [generate(adapter=name, tokens=20 + n, base="c") for n, name in enumerate("-abcdefg")]
-    simulation.add(small)
-    simulation.steps(9)
+    simulation, _ = simulation_after(*small, steps=9, max_queue=10_000, rows=99, kv=8 * MIN_ROW_POSITIONS)
     [large] = simulation.add([request_])
     for number in range(2 * (3 * PATIENCE_STEPS)):
         simulation.add([small[number % 8], small[(number + 3) % 8]])
@@ -431,10 +423,8 @@ def test_a_large_one_has_its_turn_where_small_ones_of_other_base_models_take_the
 
 
 def test_a_text_has_its_turn_beside_streams_of_its_own_adapter() -> None:
-    simulation = simulation_of(max_queue=10_000, rows=99, kv=8 * MIN_ROW_POSITIONS, pace=20)
     small = [generate(tokens=20 + n) for n in range(8)]
-    simulation.add(small)
-    simulation.steps(9)
+    simulation, _ = simulation_after(*small, steps=9, max_queue=10_000, rows=99, kv=8 * MIN_ROW_POSITIONS, pace=20)
     [large] = simulation.add([score(4 * MIN_ROW_POSITIONS)])
     for _ in range(3 * PATIENCE_STEPS):
         simulation.add(small[:2])
@@ -443,9 +433,9 @@ def test_a_text_has_its_turn_beside_streams_of_its_own_adapter() -> None:
 
 
 def test_memory_is_not_saved_for_one_whose_base_model_is_not_there() -> None:
-    simulation = simulation_of(rows=99, kv=4 * MIN_ROW_POSITIONS)
-    simulation.add([generate(adapter=name, tokens=60, base="c") for name in "def"])
-    simulation.steps(3)
+    simulation, _ = simulation_after(
+        *[generate(adapter=name, tokens=60, base="c") for name in "def"], steps=3, rows=99, kv=4 * MIN_ROW_POSITIONS
+    )
     [large] = simulation.add([generate(4 * MIN_ROW_POSITIONS, adapter="a")])
     simulation.steps(2 * PATIENCE_STEPS)
     assert simulation.scheduler._reservation.holder is large
@@ -456,9 +446,13 @@ def test_memory_is_not_saved_for_one_whose_base_model_is_not_there() -> None:
 
 
 def test_the_youngest_starts_again_where_memory_is_short() -> None:
-    simulation = simulation_of(kv=3 * MIN_ROW_POSITIONS, pace=100)
-    old, young = simulation.add([generate(MIN_ROW_POSITIONS - 2, tokens=9), generate(MIN_ROW_POSITIONS - 2, tokens=9)])
-    simulation.steps(5)
+    simulation, (old, young) = simulation_after(
+        generate(MIN_ROW_POSITIONS - 2, tokens=9),
+        generate(MIN_ROW_POSITIONS - 2, tokens=9),
+        steps=5,
+        kv=3 * MIN_ROW_POSITIONS,
+        pace=100,
+    )
     assert simulation.scheduler.sequences_with_rows()["b"][0].group is old
     assert len(simulation.scheduler.sequences_with_rows()["b"]) == 1
     drain(simulation)
@@ -466,9 +460,7 @@ def test_the_youngest_starts_again_where_memory_is_short() -> None:
 
 
 def test_what_has_ended_holds_nothing() -> None:
-    simulation = simulation_of()
-    running, gone = simulation.add([generate(tokens=9), generate(tokens=9, n=2)])
-    simulation.step()
+    simulation, (running, gone) = simulation_after(generate(tokens=9), generate(tokens=9, n=2))
     assert simulation.scheduler._kv_budget.bytes == 2 * MIN_ROW_POSITIONS
     assert gone.ticket.cancel()
     assert simulation.scheduler.drop_cancelled() == [gone]
@@ -523,9 +515,7 @@ def test_what_has_no_room_even_so_drives_nothing_out() -> None:
 
 
 def test_a_cancelled_one_leaves_what_it_has_computed_and_a_failed_one_nothing() -> None:
-    simulation = simulation_of(tokens=20, kv=99 * MIN_ROW_POSITIONS)
-    [cancelled] = simulation.add([generate(50, namespace="one")])
-    simulation.step()
+    simulation, [cancelled] = simulation_after(generate(50, namespace="one"), tokens=20, kv=99 * MIN_ROW_POSITIONS)
     cancelled.ticket.cancel()
     simulation.step()
     [failed] = simulation.add([generate(50, namespace="two")])
