@@ -367,23 +367,6 @@ def test_an_adapter_larger_than_the_bank_is_refused_with_the_numbers(base: Loade
 # --- streams --------------------------------------------------------------------------------------
 
 
-def test_deltas_join_to_the_answer(base: LoadedBase) -> None:
-    deltas: list[Delta] = []
-    params = SamplingParams(max_tokens=20, n=3, seed=1, logprobs=1)
-    request = GenerateRequest("tiny", prompts_of(base)[0], params=params, on_token=deltas.append)
-    [answer] = answered(engine_of(base), request)
-    for index, choice in enumerate(answer.choices):
-        choice_deltas = [delta for delta in deltas if delta.index == index]
-        assert "".join(delta.text for delta in choice_deltas) == choice.text
-        assert tuple(delta.token_id for delta in choice_deltas) == choice.token_ids
-        assert tuple(delta.logprob for delta in choice_deltas) == choice.token_logprobs
-        assert tuple(delta.top for delta in choice_deltas) == choice.top_logprobs
-        assert tuple(min(delta.offset, len(choice.text)) for delta in choice_deltas) == choice.text_offsets
-        assert [delta.finish_reason for delta in choice_deltas] == [None] * (len(choice_deltas) - 1) + [
-            choice.finish_reason
-        ]
-
-
 @pytest.mark.parametrize("listener", ["on_token", "on_step"])
 def test_a_listener_that_raises_fails_its_requests_alone(base: LoadedBase, listener: str) -> None:
     engine, prompts = engine_of(base), prompts_of(base)

@@ -395,7 +395,8 @@ def test_the_stream_joins_to_the_answer(text: str, stops: list[str], limit: int)
     assert "".join(delta.text for delta in deltas) == done.text
     assert tuple(delta.token_id for delta in deltas) == done.token_ids
     assert tuple(delta.logprob for delta in deltas) == done.token_logprobs
-    assert len(done.top_logprobs) == len(done.text_offsets) == len(done.token_ids)
+    assert tuple(delta.top for delta in deltas) == done.top_logprobs
+    assert tuple(min(delta.offset, len(done.text)) for delta in deltas) == done.text_offsets
     assert [delta.finish_reason for delta in deltas[:-1]] == [None] * (len(deltas) - 1)
     assert deltas[-1].finish_reason == done.finish_reason
 
