@@ -49,6 +49,17 @@ def revoke(database: Database, key_id: str | None = None) -> None:
         catalogue.keys.revoke(key_id or catalogue.keys.list()[0].id)
 
 
+def audited(database: Database, count: int, **filters: Any) -> list[Any]:
+    """The newest entries of the audit log."""
+    with database.read() as catalogue:
+        return list(catalogue.audit.list(None, limit=count, **filters).rows)
+
+
+def stored_sessions(database: Database) -> int:
+    with database.engine.connect() as connection:
+        return int(connection.exec_driver_sql("SELECT count(*) FROM sessions").scalar_one())
+
+
 def test_a_key_gives_its_principal(database: Database) -> None:
     secret = new_secret()
     key_id = add(database, secret, "read", "infer", namespaces=("team",))
@@ -289,8 +300,7 @@ def test_refusals_are_one_entry_a_write_however_many(database: Database) -> None
     watch = KeyWatch(database)
 
     def refusals() -> list[Any]:
-        with database.read() as catalogue:
-            rows = catalogue.audit.list(None, action="key.refuse", limit=99).rows
+        rows = audited(database, 99, action="key.refuse")
         return [(row.subject, row.key_id, row.detail["reason"], row.detail["count"]) for row in reversed(rows)]
 
     for header in [f"Bearer {secret}"] * 3 + [f"Bearer {BOOTSTRAP}"] * 200:
@@ -338,11 +348,7 @@ def key(database: Database) -> Callable[..., tuple[str, str]]:
 
     def make(**about: object) -> tuple[str, str]:
         secret = new_secret()
-        with database.write() as catalogue:
-            row = catalogue.keys.add(
-                "browser", secret_sha256(secret), namespaces=("acme",), scopes=["read"], prefix="sk", **about
-            )
-        return secret, row.id
+        return secret, add(database, secret, namespaces=("acme",), **about)
 
     return make
 
@@ -366,11 +372,10 @@ def test_a_session_is_its_key_and_neither_secret_is_stored(sessions, database, k
     assert (principal.key_id, principal.namespaces, principal.scopes) == (key_id, ("acme",), frozenset({"read"}))
     with database.read() as catalogue:
         row = catalogue.sessions.find(secret_sha256(token))
-        audit = catalogue.audit.list(None, limit=5, cursor=None).rows
     assert row is not None
     assert token not in str(row)
     assert secret not in str(row)
-    assert [(entry.action, entry.key_id, entry.request_id) for entry in audit] == [
+    assert [(entry.action, entry.key_id, entry.request_id) for entry in audited(database, 5)] == [
         ("session.begin", key_id, "request-1")
     ]
 
@@ -381,8 +386,7 @@ def test_signing_out_ends_one_session_and_no_other(sessions, database, key) -> N
     sessions.end(first, principal)
     refused(sessions, first)
     assert sessions.principal(second) == principal
-    with database.read() as catalogue:
-        assert catalogue.audit.list(None, limit=1, cursor=None).rows[0].action == "session.end"
+    assert audited(database, 1)[0].action == "session.end"
 
 
 def test_signing_in_again_ends_the_session_before_and_no_other(sessions, database, key) -> None:
@@ -396,9 +400,7 @@ def test_signing_in_again_ends_the_session_before_and_no_other(sessions, databas
     refused(sessions, first)
     assert sessions.principal(token) == principal
     assert sessions.principal(second).key_id == key_id
-    with database.read() as catalogue:
-        entries = catalogue.audit.list(None, limit=2, cursor=None).rows
-    assert [(row.action, row.key_id, row.subject) for row in entries] == [
+    assert [(row.action, row.key_id, row.subject) for row in audited(database, 2)] == [
         ("session.begin", second_key_id, second_key_id),
         ("session.end", second_key_id, key_id),
     ]
@@ -432,8 +434,7 @@ def test_a_session_has_an_end_and_goes_with_the_next_one_that_begins(database, w
     lasting = Sessions(database, watch, seconds=60)
     refused(lasting, token)
     lasting.begin(secret, "r")
-    with database.engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM sessions").scalar_one() == 1
+    assert stored_sessions(database) == 1
 
 
 def test_a_key_has_only_so_many_sessions_and_the_oldest_end(sessions, key) -> None:
@@ -450,5 +451,4 @@ def test_what_is_no_key_does_not_begin_a_session(sessions, watch, database) -> N
     for secret in ("", "admin", new_secret(), f"Bearer {new_secret()}", "sk-soup-\x00"):
         with pytest.raises(Unauthenticated):
             sessions.begin(secret, "r")
-    with database.engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT count(*) FROM sessions").scalar_one() == 0
+    assert stored_sessions(database) == 0
