@@ -64,6 +64,13 @@ def by_hand(*names: str, weight: float = 1.0) -> dict[str, Any]:
     return {"ingredients": [{"ref": name, "weight": weight + number} for number, name in enumerate(names)]}
 
 
+def add_evidence(world: World, soup: dict[str, Any], evidence: dict[str, Any]) -> None:
+    """Store evidence of a soup, as a further cook of it does."""
+    with world.registry.database.write() as catalogue:
+        row = catalogue.adapters.resolve(None, parse_ref(soup["model"]))
+        catalogue.soups.add_evidence(row.id, soup["recipe_digest"], evidence)
+
+
 def held_texts(world: World) -> list[str]:
     """Blobs that hold a request of somebody's."""
     blobs = world.registry.blobs
@@ -226,15 +233,6 @@ class TestFitting:
         body = {"selector": {"kind": "cosine", "encoder": "base", "seed": seed}, "wait": wait}
         return world.client.post("/v1/selectors", json=body)
 
-    def stopped_child(self, world: World, seed: int) -> tuple[str, int]:
-        """A fit under way, and its process, made to stand still before it has come to it."""
-        fitting = world.runtime.jobs.fitting
-        fitting.stop()
-        job = self.fit(world, seed, wait=0).json()["id"]
-        pid = until(lambda: fitting._child.pid)
-        os.kill(pid, signal.SIGSTOP)
-        return job, pid
-
     @pytest.mark.usefixtures("_retried_at_once")
     def test_a_process_that_never_starts_is_one_sentence(
         self, world: World, client: SoupClient, monkeypatch: pytest.MonkeyPatch
@@ -248,7 +246,11 @@ class TestFitting:
         assert self.fit(world, 2).status_code == 201
 
     def test_a_fit_that_is_cancelled_ends_at_once(self, world: World) -> None:
-        job, pid = self.stopped_child(world, 5)
+        fitting = world.runtime.jobs.fitting
+        fitting.stop()
+        job = self.fit(world, 5, wait=0).json()["id"]
+        pid = until(lambda: fitting._child.pid)
+        os.kill(pid, signal.SIGSTOP)  # before it has come to the fit
         until(lambda: job_of(world, job)["state"] == "running")
         assert world.client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
         until(lambda: not alive(pid))
@@ -380,11 +382,9 @@ class TestWhose:
         lineage = "/v1/adapters/acme/all/lineage"
         (whole,) = world.client.get(lineage).json()["evidence"]
         assert whole["selection"]["selected"]
-        with world.registry.database.write() as catalogue:
-            row = catalogue.adapters.resolve(None, parse_ref(cooked["model"]))
-            counted = {"selected": [], "left_out": [], "more_left_out": {"Out.": 1}}
-            cut = {**whole, "selection": {**whole["selection"], **counted}, "not_yet_included": []}
-            catalogue.soups.add_evidence(row.id, cooked["recipe_digest"], cut)
+        counted = {"selected": [], "left_out": [], "more_left_out": {"Out.": 1}}
+        cut = {**whole, "selection": {**whole["selection"], **counted}, "not_yet_included": []}
+        add_evidence(world, cooked, cut)
         visible = world.client.get(lineage, headers=world.headers(world.key(["read"], ["acme"]))).json()["evidence"]
         assert [entry["selection"] for entry in visible] == [None, None]
         assert visible[0]["sample"] == whole["sample"]
@@ -396,10 +396,7 @@ class TestWhose:
         cooked = cook(world, recipe=by_hand("acme/court", "acme/code"), name="acme/weighed", wait=60).json()
         secret = {"ref": "theirs/secret@1", "domain": "hidden"}
         search = {"candidates": [secret], "left_out": [secret], "more_left_out": {"theirs": 1}, "single": secret}
-        with world.runtime.services.registry.database.write() as catalogue:
-            row = catalogue.adapters.resolve(None, parse_ref(cooked["model"]))
-            body = {"selection": None, "search": {**search, "trials": [{"way": "weighed"}]}}
-            catalogue.soups.add_evidence(row.id, cooked["recipe_digest"], body)
+        add_evidence(world, cooked, {"selection": None, "search": {**search, "trials": [{"way": "weighed"}]}})
         lineage = "/v1/adapters/acme/weighed/lineage"
         assert secret in world.client.get(lineage).json()["evidence"][-1]["search"]["candidates"]
         only = world.headers(world.key(["read"], ["acme"]))
@@ -411,10 +408,7 @@ class TestWhose:
     def test_the_gain_of_past_cooks_is_of_soups_that_a_key_sees(self, world: World) -> None:
         answer = cook(world, recipe=by_hand("acme/court", "theirs/secret"), name="theirs/tried", wait=60).json()
         search = {"effort": "tune", "trials": [{"way": "selected", "difference": -0.1}]}
-        with world.runtime.services.registry.database.write() as catalogue:
-            row = catalogue.adapters.resolve(None, parse_ref(answer["model"]))
-            body = {"search": search, "verification": {"difference": -0.4}}
-            catalogue.soups.add_evidence(row.id, answer["recipe_digest"], body)
+        add_evidence(world, answer, {"search": search, "verification": {"difference": -0.4}})
         request = {"sample": {"texts": passages("court", 25)}, "effort": "instant", "verify": True, "wait": 60}
         gains = []
         for namespaces in (["acme", "theirs"], ["acme"]):

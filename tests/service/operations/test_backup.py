@@ -110,6 +110,13 @@ def started(settings: Settings, *, alone: bool = True) -> Any:
         return check_blobs(database, LocalBlobs(settings.blobs_dir), alone=alone, accept=False, today=date(2026, 1, 2))
 
 
+def restored(folder: Path, data: Path) -> Settings:
+    """Settings of a new data folder, into which this backup was restored."""
+    settings = Settings(data=data)
+    restore(settings, folder, replace=False, progress=silent)
+    return settings
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -190,8 +197,7 @@ def test_what_is_pushed_meanwhile_is_in_it_whole_or_not_at_all(verbs_of_each, fo
     second = backed_up(verbs, folder)
     assert second.new == second.manifest.blobs - first.manifest.blobs > 0
     assert [path.name for path in folder.glob("*.db")] == [second.manifest.database]
-    settings = Settings(data=tmp_path / "other")
-    restore(settings, folder, replace=False, progress=silent)
+    settings = restored(folder, tmp_path / "other")
     assert started(settings).missing == 0
 
 
@@ -206,8 +212,7 @@ class TestBackup:
         verbs.push("acme/later", seed=9)
         with pytest.raises(KeyboardInterrupt):
             backed_up(verbs, folder, progress=cut_off("new", after=1))
-        settings = Settings(data=tmp_path / "other")
-        restore(settings, folder, replace=False, progress=silent)
+        settings = restored(folder, tmp_path / "other")
         with closing(Database(settings.database)) as database:
             assert rows(database) == rows_before
 
@@ -244,8 +249,7 @@ class TestBackup:
         modes = {path: path.stat().st_mode & 0o777 for path in (folder, *folder.rglob("*"))}
         assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
         assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
-        settings = Settings(data=tmp_path / "other")
-        restore(settings, folder, replace=False, progress=silent)
+        settings = restored(folder, tmp_path / "other")
         assert settings.admin_key_path.read_text() == "secret\n"
         with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
             patch.setattr(storage, "finish_sqlite", failing(errno.ENOSPC))
@@ -365,9 +369,9 @@ class TestRestore:
         assert started(settings).missing == 0
         assert [path.read_bytes() for path in (settings.data / "backups").iterdir()] == [b"half"]
         with closing(Database(settings.database)) as database:
-            restored = rows(database)
-        del restored["stores"]
-        assert restored == {name: value for name, value in rows(verbs.database).items() if name != "stores"}
+            rows_after = rows(database)
+        del rows_after["stores"]
+        assert rows_after == {name: value for name, value in rows(verbs.database).items() if name != "stores"}
 
     def _start_new(self, settings: Settings) -> None:
         with closing(Database(settings.database)) as database:
@@ -395,8 +399,7 @@ class TestRestore:
         self, verbs, folder, tmp_path
     ) -> None:
         backed_up(verbs, folder)
-        settings = Settings(data=tmp_path / "other")
-        restore(settings, folder, replace=False, progress=silent)
+        settings = restored(folder, tmp_path / "other")
         assert LocalBlobs(settings.blobs_dir).set_aside.mark() == StoreMark(store=STORE, generation=1)
         (folder / "backup.json").rename(tmp_path / "elsewhere")
         (folder / "backup.json").symlink_to(tmp_path / "elsewhere")
