@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -267,13 +267,22 @@ class TestWrongArguments:
         with pytest.raises(InvalidManifest, match=f"^what is pushed: {says}"):
             client.push(tmp_path / "law", name="team/law", **fields)
 
-    def test_a_text_in_place_of_tags_is_not_a_tag_a_letter(self, client: Client) -> None:
-        with pytest.raises(InvalidParameter, match=r"a list of tags, such as \['v2'\]"):
-            client.push("law", name="team/law", tags="v2")
-
-    def test_a_text_in_place_of_namespaces_is_not_a_namespace_a_letter(self, client: Client) -> None:
-        with pytest.raises(InvalidParameter, match=r"a list of namespaces, such as \['team'\]"):
-            client.create_key("guest", scopes=["infer"], namespaces="team")
+    @pytest.mark.parametrize(
+        ("call", "says"),
+        [
+            (lambda client: client.push("law", name="team/law", tags="v2"), r"a list of tags, such as \['v2'\]"),
+            (
+                lambda client: client.create_key("guest", scopes=["infer"], namespaces="team"),
+                r"a list of namespaces, such as \['team'\]",
+            ),
+        ],
+        ids=["tags", "namespaces"],
+    )
+    def test_a_text_in_place_of_a_list_is_not_an_item_a_letter(
+        self, client: Client, call: Callable[[Client], Any], says: str
+    ) -> None:
+        with pytest.raises(InvalidParameter, match=says):
+            call(client)
 
 
 @pytest.mark.parametrize("verb", ["chat", "stream_chat", "embed", "complete", "stream"])

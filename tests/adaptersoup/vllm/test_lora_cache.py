@@ -217,22 +217,21 @@ def test_a_pruned_lora_is_refused(live: Live, cache: LoraCache) -> None:
 
 
 def test_other_bytes_than_were_meant_leave_nothing(
-    live: Live, law: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: LoraCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with SoupClient(live.url, live.world.admin) as client:
-        cache = LoraCache(client, tmp_path / "cache", base_model=BASE_ID)
-        listed = [{**file, "digest": "sha256:" + "1" * 64} for file in client.files("acme/law@1")]
-        monkeypatch.setattr(client, "files", lambda ref: listed)
-        with pytest.raises(DigestMismatch):
-            cache.lora("acme/law@1")
-        monkeypatch.setattr(client, "files", lambda ref: [])
-        with pytest.raises(Unavailable, match=r"offers no adapter_config.json"):
-            cache.lora("acme/law@1")
+    files = SoupClient.files
+    changed = {"digest": "sha256:" + "1" * 64}
+    monkeypatch.setattr(SoupClient, "files", lambda *of: [file | changed for file in files(*of)])
+    with pytest.raises(DigestMismatch):
+        cache.lora("acme/law@1")
+    monkeypatch.setattr(SoupClient, "files", lambda *_: [])
+    with pytest.raises(Unavailable, match=r"offers no adapter_config.json"):
+        cache.lora("acme/law@1")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_an_adapter_that_is_purged_while_it_is_read_is_missing(
-    live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    live: Live, cache: LoraCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push_lora(live.world, "acme/going", seed=5)
     live_files = SoupClient.files
@@ -243,8 +242,7 @@ def test_an_adapter_that_is_purged_while_it_is_read_is_missing(
         return live_files(client, ref)
 
     monkeypatch.setattr(SoupClient, "files", purging)
-    with SoupClient(live.url, live.world.admin) as client:
-        assert LoraCache(client, tmp_path / "cache", base_model=BASE_ID).lora("acme/going") is None
+    assert cache.lora("acme/going") is None
     assert not (tmp_path / "cache").exists()
 
 
