@@ -31,6 +31,7 @@ from registry.evaluate.matrix import CrossEvaluated
 from registry.files import replace_file
 from registry.names import is_part, parse_ref
 from registry.progress import Progress, silent
+from registry.spec import LoraConfig
 from registry.stored.adapters import loadable
 from service.http.app import create_app
 from service.http.models.mixture_names import parse_mixture
@@ -280,7 +281,7 @@ class Store(Closing):
         """
         row = self._row(model_name(model))
         base = self._runtime.bases[row.base_model]
-        check_model(to, base.shape)
+        check_model(to, base.shape, row.config.modules() if isinstance(row.config, LoraConfig) else ())
         tensors = loadable(row, self._runtime.services.registry.blobs).load()
         module = from_tensors(row.config, base.shape, tensors).to(next(to.parameters()).device)
         with attached(to, module):

@@ -49,9 +49,14 @@ class Table:
             return above
         head = "".join(f'<th scope="col">{escape(name)}</th>' for name in self.columns)
         body = "".join(
-            f"<tr>{''.join(f'<td>{escape(cell_text(cell))}</td>' for cell in row)}</tr>" for row in self.rows
+            f"<tr>{''.join(f'<td>{escape(_html_text(cell))}</td>' for cell in row)}</tr>" for row in self.rows
         )
         return f"{above}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _html_text(cell: object) -> str:
+    """The text of a cell, with four significant digits of a number: a page is wider than a terminal."""
+    return f"{cell:.4g}" if isinstance(cell, float) else cell_text(cell)
 
 
 class Tabular(ABC):

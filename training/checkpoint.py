@@ -62,6 +62,8 @@ def locked(folder: Path, conflict: str) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:  # another process has just removed it
+        raise Conflict(conflict, param="out") from None
     except OSError as error:
         raise _unusable(folder, error) from error
     owner = os.getpid()
@@ -71,8 +73,9 @@ def locked(folder: Path, conflict: str) -> Iterator[None]:
             yield
         finally:
             if os.getpid() == owner:  # a forked child that ends must not release the lock of its parent
-                with suppress(OSError):  # something was saved
-                    folder.rmdir()
+                if _is_current(handle, folder):  # and not another process's, made since
+                    with suppress(OSError):  # something was saved
+                        folder.rmdir()
                 fcntl.flock(handle, fcntl.LOCK_UN)  # a forked child may have the folder open still
     finally:
         os.close(handle)
@@ -85,7 +88,7 @@ def _lock(handle: int, folder: Path, conflict: str) -> None:
     except BlockingIOError:
         raise Conflict(conflict, param="out") from None
     except OSError as error:  # for instance a file system without locks
-        raise _unusable(folder, error) from error
+        raise Unavailable(f"{folder} cannot be locked: {error.strerror or error}.", param="checkpoint") from error
     if not _is_current(handle, folder):
         raise Conflict(conflict, param="out")
 

@@ -1,6 +1,6 @@
 """Training data: reading JSON lines, splitting, packing into blocks of equal length, and the order of blocks.
 
-Called by the tasks, the trainer, and the demo, which trains its base model in the same way.
+Called by the tasks, the trainer, and the demo, which reads and draws its texts with it.
 """
 
 from __future__ import annotations

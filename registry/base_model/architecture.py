@@ -8,6 +8,7 @@ read the last hidden states. `check_model` is for models that other programs hav
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ def shape_from(config: Any, fingerprint: Digest, base_id: str, kind: BaseKind = 
         num_layers=config.num_hidden_layers,
         context=longest_text(model, config) if kind == "encoder" else _context(config),
         vocab_size=config.vocab_size,
-        linears=linears_of(model),
+        linears=_linears(model),
         kind=kind,
         kv=_kv_of(model, config.num_hidden_layers) if kind == "causal" else None,
     )
@@ -151,7 +152,7 @@ def _built(config: Any, base_id: str, kind: BaseKind) -> nn.Module:
     return model
 
 
-def linears_of(model: nn.Module) -> dict[str, tuple[int, int]]:
+def _linears(model: nn.Module) -> dict[str, tuple[int, int]]:
     """(inputs, outputs) of every linear module by its path, in the model's order."""
     linears: dict[str, tuple[int, int]] = {}
     for path, module in model.named_modules():
@@ -162,10 +163,11 @@ def linears_of(model: nn.Module) -> dict[str, tuple[int, int]]:
     return linears
 
 
-def check_model(model: nn.Module, shape: BaseShape) -> None:
+def check_model(model: nn.Module, shape: BaseShape, edited: Iterable[str] = ()) -> None:
     """Raise Incompatible, with the reasons, where a model has another shape than a base model.
 
-    Weights are not compared, nor embeddings and output layer, which may have been resized.
+    Weights are not compared, nor embeddings and output layer, which may have been resized, but for modules whose paths
+    are `edited`. A module of another class than torch's linear ones, such as a quantised one, is not compared either.
     """
     config: Any = getattr(model, "config", None)
     expected: dict[str, object] = {"model_type": shape.model_type, "num_hidden_layers": shape.num_layers}
@@ -176,9 +178,9 @@ def check_model(model: nn.Module, shape: BaseShape) -> None:
         actual = getattr(config, name, None)
         if actual != value:
             problems.append(f"Its {name} is {actual!r} instead of {value!r}.")
-    linears = linears_of(model)
-    for path in shape.layer_linears():
-        if linears.get(path) != shape.linears[path]:
+    paths, linears = {path for path, _ in model.named_modules()}, _linears(model)
+    for path in dict.fromkeys((*shape.layer_linears(), *edited)):
+        if path not in paths or linears.get(path, shape.linears[path]) != shape.linears[path]:
             inputs, outputs = shape.linears[path]
             problems.append(f"It has no linear module {path!r} of {inputs} inputs and {outputs} outputs.")
     if problems:

@@ -52,7 +52,10 @@ def fingerprint(folder: Path, *, cache_dir: Path | None = None) -> str:
     with suppress(OSError):  # a cache that cannot be written costs time only
         cache_dir.mkdir(parents=True, exist_ok=True)
         temporary = cache_file.with_suffix(f".{os.getpid()}.tmp")
-        replace_file(cache_file, json.dumps({"fingerprint": computed}).encode(), temporary=temporary)
+        try:
+            replace_file(cache_file, json.dumps({"fingerprint": computed}).encode(), temporary=temporary)
+        finally:
+            temporary.unlink(missing_ok=True)
     return computed
 
 

@@ -308,8 +308,9 @@ class Bucket(StoreState):
 
     def _fail(self, fault: Fault, *, writes: bool) -> Unavailable:
         """Record a fault, and return the error to raise."""
-        self._fault_is_of_writing = writes
-        self.record_fault(fault, fault.summary)
+        with self._lock:
+            self._fault_is_of_writing = writes
+            self.record_fault(fault, fault.summary)
         return Unavailable(fault.message.format(self.name), param="blobs")
 
     def _record_success(self, writes: bool) -> None:

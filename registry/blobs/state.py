@@ -30,7 +30,7 @@ class StoreState:
         self.fault: Fault | None = None
         """The fault of the last use, None if it succeeded."""
         self._label = label
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def matches(self, mark: StoreMark | None) -> bool:
         """Return True if this is the mark of the store; the first mark that is read sets the store id."""

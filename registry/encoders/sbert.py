@@ -82,7 +82,7 @@ class SentenceBertEncoder:
     ) -> Embedded:
         """Unit vectors of at most `max_units` (default 200) sentences of `texts`, drawn with `seed`; never scored.
 
-        `truncated` counts sentences beyond the model's limit (MAX_PIECES). Raises InvalidSample where there is
+        `truncated` counts sentences of more than MAX_PIECES word pieces. Raises InvalidSample where there is
         no sentence, Unavailable where the model is missing, and whatever `progress` raises.
         """
         report = progress or silent

@@ -166,8 +166,11 @@ def cross_evaluate(
     adapters = {pair.adapter.id: pair.adapter for pair in scorable}
     for adapter, row, scores in score([(adapters[key], samples[key]) for key in adapters]):
         assert adapter is not None
-        run.store(Pair(adapter, row), scores)
-        run.done += 1
+        try:
+            run.store(Pair(adapter, row), scores)
+            run.done += 1
+        except RECORDED_ERRORS as error:
+            run.fail(adapter, [row], error.message)
     return CrossEvaluated(pairs.count, run.computed, pairs.count - len(pairs.missing), run.failed)
 
 

@@ -148,7 +148,12 @@ def show(remote: Remote, ref: RefArgument) -> None:
         parents = [(p["ref"], p.get("weight"), "retired" if p.get("retired") else "") for p in lineage["parents"]]
         data("\n" + columns(("parent", "weight", ""), parents, within=data_width()))
     if lineage.get("children"):
-        data("\n" + columns(("newest soups made of it",), [(child["ref"],) for child in lineage["children"]]))
+        data(
+            "\n"
+            + columns(
+                ("soups made of it (at most 100, newest first)",), [(child["ref"],) for child in lineage["children"]]
+            )
+        )
 
 
 def _facts(row: dict[str, Any]) -> list[tuple[str, object]]:

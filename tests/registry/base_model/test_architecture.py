@@ -45,6 +45,15 @@ def test_another_model_is_refused(llama: LoadedBase, tmp_path: Path, config: dic
         check_model(tiny(tmp_path / "base", **config).model, llama.shape)
 
 
+def test_modules_of_other_classes_and_modules_that_no_adapter_edits_may_differ(llama: LoadedBase) -> None:
+    model = copy.deepcopy(llama.model)
+    model.model.layers[0].self_attn.q_proj = nn.Sequential(nn.Linear(32, 32))  # as a quantised layer has its own class
+    model.lm_head = nn.Linear(32, 7, bias=False)
+    check_model(model, llama.shape)
+    with pytest.raises(Incompatible, match="no linear module 'lm_head' of 32 inputs"):
+        check_model(model, llama.shape, ["lm_head"])
+
+
 def test_every_reason_is_listed(llama: LoadedBase) -> None:
     model = copy.deepcopy(llama.model)
     del model.model.layers[1].mlp.up_proj
