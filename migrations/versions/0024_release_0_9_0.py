@@ -1,7 +1,7 @@
 """The schema of release 0.9.0.
 
-Servers of 0.1.0 ignore the new tables and the owners. They still write the columns for their routers, which get
-defaults here and are dropped one release later.
+Servers of 0.1.0 ignore the new tables and the owners. They still write the columns for their routers, which get defaults
+here and are dropped one release later.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def downgrade() -> None:
     with op.batch_alter_table("replicas") as table:
         for name, (type_, _) in DEFAULTS.items():
             table.alter_column(name, existing_type=type_, existing_nullable=False, server_default=None)
-    for name in ("probes", "upload_parts", "job_curves"):
-        op.drop_table(name)
+    for table in ("probes", "upload_parts", "job_curves"):
+        op.drop_table(table)
     op.drop_index(op.f("ix_adapters_live_owner"), table_name="adapters")
     op.drop_column("adapters", "owner")
