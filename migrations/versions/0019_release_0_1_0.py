@@ -8,6 +8,8 @@ from sqlalchemy.dialects.postgresql import TSVECTOR
 
 revision = "0019"
 down_revision = None
+branch_labels = None
+depends_on = None
 
 ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 LIVE = sa.text("retired_at IS NULL")

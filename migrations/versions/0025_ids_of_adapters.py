@@ -10,6 +10,8 @@ from alembic import op
 
 revision = "0025"
 down_revision = "0024"
+branch_labels = None
+depends_on = None
 
 ADAPTERS = sa.table("adapters", sa.column("id"))
 PURGED = sa.table("purged_adapters")

@@ -9,6 +9,8 @@ from alembic import op
 
 revision = "0026"
 down_revision = "0025"
+branch_labels = None
+depends_on = None
 
 COLUMNS: dict[str, tuple[sa.types.TypeEngine[Any], str | None]] = {
     "role": (sa.String(16), "all"),
