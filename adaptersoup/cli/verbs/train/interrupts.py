@@ -20,24 +20,38 @@ def stoppable() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    is_caught = False
+    signals = _CaughtSignals()
+    try:
+        signals.catch()
+        yield signals.is_caught
+    finally:
+        signals.restore()
 
-    def restore() -> None:
-        for number, handler in handlers.items():
+
+class _CaughtSignals:
+    """Catches the first SIGINT or SIGTERM, then restores the handlers."""
+
+    def __init__(self) -> None:
+        self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._is_caught = False
+
+    def catch(self) -> None:
+        """Install the handler."""
+        for number in self._handlers:
+            signal.signal(number, self._handle)
+
+    def restore(self) -> None:
+        """Restore the handlers that were installed before."""
+        for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
-    def catch(_number: int, _frame: FrameType | None) -> None:
-        nonlocal is_caught
-        is_caught = True
-        restore()
+    def is_caught(self) -> bool:
+        """Return True if a signal has arrived."""
+        return self._is_caught
 
-    try:
-        for number in handlers:
-            signal.signal(number, catch)
-        yield lambda: is_caught
-    finally:
-        restore()
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_caught = True
+        self.restore()
 
 
 @contextmanager
