@@ -41,20 +41,21 @@ class Pushed:
 def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
     """Check a manifest, store its bytes, then its row, jobs and audit entry in one transaction.
 
-    An existing adapter takes the sample of this push if it has none that is embedded; what it does not take is not
-    stored. Files that it has are stored again, which repairs damaged ones. The owner of a name changes in any case.
-    Pools whose members change are refitted later, by the job that embeds a text where there is one. Raises
-    InvalidManifest, UnknownMethod, InvalidWeights, InvalidSample, Incompatible, NotFound (a blob), TooLarge or
-    QuotaExceeded.
+    An existing adapter takes the sample of this push if it has none that is embedded, and the weights if its own are
+    damaged; what it does not take is not stored. The owner of a name changes in any case. Pools whose members change
+    are refitted later, by the job that embeds a text where there is one. Raises InvalidManifest, UnknownMethod,
+    InvalidWeights, InvalidSample, Incompatible, NotFound (a blob), TooLarge or QuotaExceeded.
     """
     checked = _check(registry, caller, manifest)
     new = checked.new
     with registry.database.read() as catalogue:
         existing = catalogue.adapters.find_by_digest(new.namespace, new.name, new.digest)
+    damaged = _damaged_weights(registry, new, existing)
+    with registry.database.read() as catalogue:
         present: set[str] = set()
         if existing is not None:
             present = {existing.weights_blob} | catalogue.samples.blobs(existing.sample)
-        files = _files_to_store(checked, existing, present)
+        files = _files_to_store(checked, existing, damaged, present)
         check_additions(
             catalogue,
             registry.quotas,
@@ -74,7 +75,7 @@ def push(registry: Registry, caller: Caller, manifest: Manifest) -> Pushed:
             if existing is None:
                 pushed = _add(registry, caller, catalogue, checked)
             else:
-                pushed = _push_again(registry, caller, catalogue, checked, existing)
+                pushed = _push_again(registry, caller, catalogue, checked, existing, damaged)
     if checked.has_effect:
         return pushed
     warning = f"{pushed.row.ref} has no effect: its output is zero, so it answers as the base model alone."
@@ -117,9 +118,14 @@ def _add(registry: Registry, caller: Caller, catalogue: Catalogue, checked: _Che
 
 
 def _push_again(
-    registry: Registry, caller: Caller, catalogue: Catalogue, checked: _Checked, existing: AdapterRow
+    registry: Registry,
+    caller: Caller,
+    catalogue: Catalogue,
+    checked: _Checked,
+    existing: AdapterRow,
+    damaged: str | None,
 ) -> Pushed:
-    """Change the owner of an existing adapter, and add the sample if none is embedded."""
+    """Change the owner of an existing adapter, replace its `damaged` weights, add the sample if none is embedded."""
     new, sample = checked.new, checked.sample
     changes = _owner_change(catalogue, new)
     takes_sample = checked.takes_sample(existing)
@@ -127,6 +133,11 @@ def _push_again(
     row = existing if new.owner is None else catalogue.adapters.set_owner(existing, new.owner)
     if row.weights_blob == new.weights_blob:
         _record_weights(registry, catalogue, checked)
+    elif row.weights_blob == damaged:
+        _record_weights(registry, catalogue, checked)
+        row = catalogue.adapters.replace_weights(row.id, new.weights_blob)
+        changes["weights_blob"] = new.weights_blob
+        check_stored(catalogue, registry.quotas, "stored_bytes", key_id=caller.key_id, namespaces=[row.namespace])
     if sample is None or not takes_sample:
         if changes:
             caller.audit(catalogue, "adapter.change", row.ref, digest=row.digest, **changes)
@@ -278,17 +289,28 @@ def _weights_bytes(registry: Registry, caller: Caller, manifest: Manifest) -> by
     return read_file(registry, caller, manifest.files[WEIGHTS_FILE], field=WEIGHTS_FILE, max_bytes=max_bytes)
 
 
-def _files_to_store(checked: _Checked, existing: AdapterRow | None, present: set[str]) -> dict[str, bytes]:
+def _damaged_weights(registry: Registry, new: NewAdapter, existing: AdapterRow | None) -> str | None:
+    """The blob of an existing adapter's weights if it is damaged and the push has another file of them; else None."""
+    if existing is None or existing.weights_blob == new.weights_blob:
+        return None
+    return None if registry.blobs.is_whole(existing.weights_blob) else existing.weights_blob
+
+
+def _files_to_store(
+    checked: _Checked, existing: AdapterRow | None, damaged: str | None, present: set[str]
+) -> dict[str, bytes]:
     """The files of a push by digest, without those that an existing adapter does not take.
 
     Files that it has already (`present`) are stored again, which repairs damaged ones.
     """
-    files = checked.files
+    files, weights = checked.files, {checked.new.weights_blob}
     if existing is None:
         return files
     accepted = set(present)
+    if damaged is not None:
+        accepted |= weights
     if checked.takes_sample(existing):
-        accepted |= files.keys() - {checked.new.weights_blob}
+        accepted |= files.keys() - weights
     return {digest: data for digest, data in files.items() if digest in accepted}
 
 

@@ -69,6 +69,11 @@ class Adapters(Repository[AdapterRow]):
         self._set_tags(row)
         return row
 
+    def replace_weights(self, id: int, weights_blob: str) -> AdapterRow:
+        """Set the file of an adapter's weights to another one with the same tensors."""
+        self._update(adapters, adapters.c.id == id, weights_blob=weights_blob)
+        return self.get(id)
+
     def attach_sample(self, id: int, sample: SampleReport) -> AdapterRow:
         """Add a sample to an adapter that has none; its state is `pending` until it is embedded."""
         values = {"sample": sample.model_dump(mode="json"), "sample_digest": sample.digest, "sample_state": "pending"}

@@ -243,6 +243,31 @@ def test_known_weights_in_another_file_are_not_stored_twice(verbs):
     assert list(verbs.blobs.digests()) == [row.weights_blob]
 
 
+def test_another_file_of_the_weights_takes_the_place_of_a_damaged_one(verbs):
+    row = verbs.push().row
+    verbs.blobs.damage(row.weights_blob, b"other bytes")
+    data = other_file(0)
+    repushed = verbs.push(files={WEIGHTS: inline(data)})
+    assert (repushed.created, repushed.row.id, repushed.row.weights_blob) == (False, row.id, sha256_digest(data))
+    assert verbs.blobs.is_whole(repushed.row.weights_blob)
+    with verbs.database.read() as catalogue:
+        assert catalogue.blobs.is_visible(("acme",), repushed.row.weights_blob)
+    assert without_row(verbs) == set()
+    (entry,) = verbs.audit("adapter.change")
+    assert (entry.subject, entry.detail["weights_blob"]) == (row.ref, repushed.row.weights_blob)
+
+
+def test_a_file_in_the_place_of_a_damaged_one_is_charged(verbs):
+    row = verbs.push().row
+    verbs.blobs.damage(row.weights_blob, b"other bytes")
+    with verbs.database.write() as catalogue:
+        stored = catalogue.limits.stored_bytes("namespace", "acme")
+        catalogue.limits.set("namespace", "acme", UseLimits(stored_bytes=stored))
+    with pytest.raises(QuotaExceeded):
+        verbs.push(files={WEIGHTS: inline(other_file(0))})
+    assert verbs.push(files={WEIGHTS: inline(weights(0))}).row == row, "a repair adds nothing"
+
+
 def test_bytes_that_a_key_holds_in_another_namespace_are_not_counted_to_it_again(verbs):
     row = verbs.push("acme/law").row
     with verbs.database.write() as catalogue:
