@@ -14,7 +14,7 @@ from registry.catalogue.database import Catalogue, Database
 from registry.catalogue.rows import SelectorRow, SelectorState
 from registry.context import Registry
 from registry.errors import Busy, Unavailable
-from registry.select.pools import as_members, enqueue_fit, members_of
+from registry.select.pools import FitTarget, as_members, enqueue_fit, members_of
 from registry.select.requested import RequestedSelector
 from registry.selectors import SELECTORS
 from registry.selectors.contract import Selector
@@ -84,15 +84,8 @@ def record_use(registry: Registry, row: SelectorRow, base_model: str, *, created
         catalogue.selectors.record_request(row.pool_id, row.spec_digest, datetime.now(UTC))
         if _has_changed(catalogue, row):
             namespace = next(iter(row.pool.namespaces or ("default",)))
-            enqueue_fit(
-                catalogue,
-                base_model=base_model,
-                pool=row.pool,
-                spec=row.spec,
-                namespace=namespace,
-                created_by=created_by,
-                delay=registry.refits.delay,
-            )
+            target = FitTarget(base_model, row.pool, row.spec)
+            enqueue_fit(catalogue, target, namespace=namespace, created_by=created_by, delay=registry.refits.delay)
 
 
 def load_selector(registry: Registry, row: SelectorRow | SelectorState) -> Selector[Any]:

@@ -157,37 +157,38 @@ def enqueue_refits(catalogue: Catalogue, changed: AdapterRow, *, created_by: str
     for pool, spec in catalogue.selectors.targets(changed.base_fingerprint, requested_since=since):
         if not _may_contain(pool, changed):
             continue
-        job = enqueue_fit(
-            catalogue,
-            base_model=changed.base_model,
-            pool=pool,
-            spec=spec,
-            namespace=changed.namespace,
-            created_by=created_by,
-            delay=refits.delay,
-        )
+        target = FitTarget(changed.base_model, pool, spec)
+        job = enqueue_fit(catalogue, target, namespace=changed.namespace, created_by=created_by, delay=refits.delay)
         jobs.append(job.id)
     return jobs
 
 
+@dataclass(frozen=True)
+class FitTarget:
+    """A pool to fit, the id of its base model, and the selector spec."""
+
+    base_model: str
+    pool: PoolSpec
+    spec: SelectorSpec
+
+
 def enqueue_fit(
     catalogue: Catalogue,
+    target: FitTarget,
     *,
-    base_model: str,
-    pool: PoolSpec,
-    spec: SelectorSpec,
     namespace: str,
     created_by: str,
     delay: float = 0.0,
     is_requested: bool = False,
 ) -> JobRow:
-    """Queue a fit of a pool, whose base model has this id; returns the job, or the one for it that is queued already.
+    """Queue a fit of a pool; returns the job, or the one for it that is queued already.
 
     With `is_requested` a caller waits for the selector, and callers of other namespaces do not share the job; without
     it the pool has changed.
     """
+    pool, spec = target.pool, target.spec
     arguments = {
-        "base": base_model,
+        "base": target.base_model,
         "pool": pool.model_dump(mode="json"),
         "spec": spec.model_dump(mode="json"),
         "asked": is_requested,

@@ -16,7 +16,7 @@ from registry.cook.ingredients import with_note
 from registry.errors import Forbidden, Unavailable
 from registry.samples.sample import CheckedSample, check_sample, clean_sample
 from registry.select.fitted import current_selector, latest_selector
-from registry.select.pools import enqueue_fit, members_of, missing_members
+from registry.select.pools import FitTarget, enqueue_fit, members_of, missing_members
 from registry.select.requested import RequestedSelector, check_selectable, requested_selector
 from registry.select.select import SelectQuery, select_from_pool
 from registry.selectors.ranking import LISTED
@@ -167,20 +167,13 @@ async def _fit(
 
 def _enqueue_fit(services: AppServices, principal: Principal, requested: RequestedSelector) -> JobRow:
     with services.registry.database.write() as catalogue:
-        enqueue = partial(
-            enqueue_fit,
-            catalogue,
-            base_model=requested.base.entry.id,
-            pool=requested.pool,
-            spec=requested.spec,
-            is_requested=True,
-        )
+        target = FitTarget(requested.base.entry.id, requested.pool, requested.spec)
         return queue_job(
             services,
             catalogue,
             principal,
             "fit",
-            enqueue,
+            partial(enqueue_fit, catalogue, target, is_requested=True),
             namespace=principal.home,
             action="selector.ask",
             selector=requested.spec.kind,

@@ -10,7 +10,7 @@ import pytest
 from registry.adapters import create, paper_config
 from registry.adapters.weights import save_tensors
 from registry.base_model import shape_of
-from registry.select.pools import enqueue_fit
+from registry.select.pools import FitTarget, enqueue_fit
 from registry.select.select import PromptSelection
 from registry.spec import PoolSpec, PosteriorSpec
 from tests.service.answers import answered, refusal
@@ -154,16 +154,9 @@ def test_where_nothing_was_fitted_it_says_what_to_do(fitted: World) -> None:
     assert "run `soup fit` once" in refusal(answer, 503)
     assert "retry-after" not in answer.headers
     pool = PoolSpec(base_fingerprint=fitted.runtime.bases[BASE_ID].shape.fingerprint, namespaces=("other",))
+    target = FitTarget(BASE_ID, pool, PosteriorSpec())
     with fitted.registry.database.write() as catalogue:
-        job = enqueue_fit(
-            catalogue,
-            base_model=BASE_ID,
-            pool=pool,
-            spec=PosteriorSpec(),
-            namespace="other",
-            created_by="key-1",
-            delay=3600,
-        )
+        job = enqueue_fit(catalogue, target, namespace="other", created_by="key-1", delay=3600)
     answer = ask(fitted, "x", "other")
     assert "one is being fitted" in refusal(answer, 503)
     assert answer.headers["retry-after"] == "2"
