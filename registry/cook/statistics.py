@@ -23,13 +23,13 @@ from registry.mixing import MIXINGS
 from registry.mixing.auto import choose_mixing
 from registry.mixing.compat import SoupIngredient, Statistic
 from registry.quotas import byte_allowance, check_stored
-from registry.samples.draw import draw
 from registry.spec import (
     MOST_PASSAGES,
     AutoMixing,
     BaseShape,
     MeasuredStatistic,
     MixingRequest,
+    Passage,
     StatisticKind,
     StatisticRequest,
     StoredAdapter,
@@ -121,9 +121,9 @@ class _Statistics:
             raise purged_while_cooking(ingredient)
         job.report(2, f"computing the statistics of {ingredient.ref}")
         self._check_quota(ingredient, owner, sample)
-        texts, _ = draw(decode_lines(registry.blobs.read(sample)), MOST_PASSAGES)
+        texts = _evenly_spaced(decode_lines(registry.blobs.read(sample)))
         stored = StoredAdapter(config=owner.config, blob=owner.weights_blob)
-        request = StatisticRequest(kind=self.kind, adapter=stored, texts=tuple(texts))
+        request = StatisticRequest(kind=self.kind, adapter=stored, texts=texts)
         measured = job.computations.measure(job.base.entry, request)
         try:
             return self._record(ingredient, owner, sample, measured)
@@ -178,6 +178,13 @@ def _without_statistics(plan: MixPlan) -> MixPlan:
             param="recipe",
         )
     return plan
+
+
+def _evenly_spaced(texts: Sequence[Passage]) -> tuple[Passage, ...]:
+    """At most MOST_PASSAGES texts, at even distances."""
+    if len(texts) <= MOST_PASSAGES:
+        return tuple(texts)
+    return tuple(texts[number * len(texts) // MOST_PASSAGES] for number in range(MOST_PASSAGES))
 
 
 def _input_sizes(ingredient: SoupIngredient, shape: BaseShape) -> list[int]:
