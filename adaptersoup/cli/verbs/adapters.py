@@ -148,12 +148,8 @@ def show(remote: Remote, ref: RefArgument) -> None:
         parents = [(p["ref"], p.get("weight"), "retired" if p.get("retired") else "") for p in lineage["parents"]]
         data("\n" + columns(("parent", "weight", ""), parents, within=data_width()))
     if lineage.get("children"):
-        data(
-            "\n"
-            + columns(
-                ("soups made of it (at most 100, newest first)",), [(child["ref"],) for child in lineage["children"]]
-            )
-        )
+        soups = [(child["ref"],) for child in lineage["children"]]
+        data("\n" + columns(("soups made of it (at most 100, newest first)",), soups))
 
 
 def _facts(row: dict[str, Any]) -> list[tuple[str, object]]:
