@@ -31,13 +31,14 @@ Part = Literal["all", "top", "norms"]
 
 @dataclass(frozen=True)
 class Tuned:
-    """A copy of a base model with a part of it trained, its best validation loss, and the head that the task needs.
+    """A copy of a base model with a part of it trained, and the head that the task needs.
 
     Its `shape` still has the fingerprint of the base it was copied from, whose tokenizer it uses.
     """
 
     base: LoadedBase
-    valid_loss: float
+    valid_losses: tuple[float, float]
+    """Mean NLL in nats on the validation data, before the training and at its best."""
     trained_parameters: int
     head: AdapterModule | None = None
 
@@ -78,7 +79,12 @@ def fine_tune(
     )
     optimise(state)
     tuned.model.requires_grad_(False)
-    return Tuned(tuned, state.best[0], sum(parameter.numel() for parameter in state.trained.values()), head)
+    return Tuned(
+        tuned,
+        (state.history[0][1], state.best[0]),
+        sum(parameter.numel() for parameter in state.trained.values()),
+        head,
+    )
 
 
 def unfrozen(model: nn.Module, trained_part: Part, *, layers: int = 1) -> nn.Module:

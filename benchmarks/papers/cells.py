@@ -198,7 +198,7 @@ def _trained(
             seed=seed,
         )
         assert tuned.head is not None
-        return TrainedModel(tuned.base, tuned.head, tuned.valid_loss, tuned.trained_parameters)
+        return TrainedModel(tuned.base, tuned.head, tuned.valid_losses[1], tuned.trained_parameters)
     if variant.scale != 1.0:
         start = create(inputs.config, base.shape, seed=seed, init=inputs.init, base=base.model).state_dict()
         projections = (".down.weight", ".up.weight")

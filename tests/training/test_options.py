@@ -18,10 +18,13 @@ from adaptersoup.cli.verbs.train.training_flags import TRAINING, spec_of
 from registry.adapters import attached, create, from_tensors, paper_config
 from registry.adapters.weights import init_hash, save_tensors
 from registry.errors import Cancelled, Conflict, Incompatible, InvalidParameter, Unavailable
+from registry.formats import AdapterContents, write_directory
 from registry.names import digest_of
 from registry.spec import BankConfig, BottleneckConfig, FusionConfig, HeadConfig, PrefixConfig, Pruned, UnionConfig
+from tests.registry.random_adapters import lora
+from tests.registry.toy_registry import weights
 from tests.training.conftest import TEXTS, VALID, state_hash, train_on
-from training.build import config_of, inputs_of
+from training.build import config_of, inputs_of, read_member
 from training.checkpoint import FILE, Saving
 from training.data import HELD_OUT_SEED, Data, held_out
 from training.hyperparameters import Hyperparameters, PruningOptions
@@ -329,6 +332,12 @@ def test_what_a_configuration_cannot_be_is_said(base):
     ):
         with pytest.raises(error, match=message):
             config_of(spec(**fields), base.shape, members=members)
+
+
+def test_a_member_of_a_fusion_that_is_no_bottleneck_is_refused(base, tmp_path):
+    write_directory(tmp_path / "lora", AdapterContents(config=lora(), weights=weights(0, lora())))
+    with pytest.raises(Incompatible, match="has the method lora, and a fusion is over bottleneck adapters"):
+        read_member(tmp_path / "lora", base.shape)
 
 
 def test_a_fusion_takes_members_that_were_pruned(base):

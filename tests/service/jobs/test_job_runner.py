@@ -614,8 +614,13 @@ def test_processes_log_at_the_level_of_their_server(monkeypatch: pytest.MonkeyPa
 def test_a_process_is_ended_although_the_thread_of_its_task_waits(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     """Such as for a database that another process has locked, longer than a server takes to stop."""
     monkeypatch.setattr(module, "Child", lambda _, setup, **named: Child(SILENT_CHILD, setup, **named))
-    fitting, computing = fit_process.FitProcess(Mock(), Settings()), gradient_process.GradientProcess(Settings())
-    spec = Mock(model_dump=Mock(return_value={}))
+    process: Any
+    if module is fit_process:
+        process, spec = fit_process.FitProcess(Mock(), Settings()), Mock(model_dump=Mock(return_value={}))
+        run = partial(process.fit, spec, spec, None)
+    else:
+        process = gradient_process.GradientProcess(Settings())
+        run = partial(process._run, BaseEntry(id="a", source="a"), {"seconds": PATIENCE})
     waits, go_on, errors = threading.Event(), threading.Event(), []
 
     def progress(*_: Any) -> None:
@@ -624,10 +629,7 @@ def test_a_process_is_ended_although_the_thread_of_its_task_waits(monkeypatch: p
 
     def task() -> None:
         try:
-            if module is fit_process:
-                fitting.fit(spec, spec, None, progress=progress)
-            else:
-                computing._run(BaseEntry(id="a", source="a"), {"seconds": PATIENCE}, progress)
+            run(progress=progress)
         except SoupError as error:
             errors.append(type(error))
 
@@ -635,7 +637,7 @@ def test_a_process_is_ended_although_the_thread_of_its_task_waits(monkeypatch: p
     thread.start()
     assert waits.wait(PATIENCE)
     began = time.monotonic()
-    (fitting if module is fit_process else computing).stop()
+    process.stop()
     assert time.monotonic() - began < PATIENCE / 2
     go_on.set()
     thread.join(PATIENCE)
