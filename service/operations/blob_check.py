@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from registry.blobs import BlobStore, ServerBlobs, SetAsideBlobs
-from registry.catalogue.database import Catalogue, Database
+from registry.catalogue.database import Database
 from registry.errors import Unavailable
 from registry.names import COOKS
 from registry.spec import StoreMark
@@ -55,7 +55,6 @@ def check_blobs(database: Database, blobs: ServerBlobs, *, alone: bool, accept: 
     with database.read() as catalogue:
         mark, named = catalogue.stores.mark(), catalogue.blobs.digests()
         waiting = {job.arguments["request"] for kind in COOKS for job in catalogue.jobs.active(kind)}
-        ended = set(_ended_requests(catalogue))
     stored = set(blobs.digests())  # after what the database names: that was stored before
     if not accept:
         _check_belongs(mark, blob_mark, named, stored, blobs)
@@ -66,10 +65,9 @@ def check_blobs(database: Database, blobs: ServerBlobs, *, alone: bool, accept: 
         with database.write() as catalogue:
             catalogue.removals.cancel_all()
     set_aside_digests = {"sha256:" + name[-64:] for name in set_aside.names()}
-    lacking = ((named | waiting | ended) - stored) & set_aside_digests
-    returned = {digest for digest in sorted(lacking) if set_aside.restore(digest)}
-    deleted = delete_ended_requests(database, blobs, stored | returned)
-    restored = returned - deleted
+    deleted = delete_ended_requests(database, blobs, stored | set_aside_digests)
+    lacking = ((named | waiting) - stored) & set_aside_digests
+    restored = {digest for digest in sorted(lacking) if set_aside.restore(digest)}
     unnamed, requests = _unnamed(database, (stored | restored) - deleted, named | waiting) if alone else [], 0
     for digest in unnamed:
         if not older and _is_request(blobs.read_prefix(digest, len(REQUEST))):
@@ -141,21 +139,17 @@ def _is_request(beginning: bytes) -> bool:
 
 
 def delete_ended_requests(database: Database, blobs: BlobStore, stored: Iterable[str]) -> set[str]:
-    """Delete the requests of the latest ended cook jobs that are still stored, and return them.
+    """Delete the requests of the latest ended cook jobs that are in `stored`, also set-aside copies, and return them.
 
     Texts of a novel domain are not kept, also if the process died, or the store was away, when their job ended. Called
     at a start, and by the runner of jobs with each collection.
     """
     with database.read() as catalogue:
-        undeleted = set(_ended_requests(catalogue)).intersection(stored)
+        jobs = [job for kind in COOKS for job in catalogue.jobs.list(None, kind=kind, limit=LATEST).rows]
+    ended = [job.arguments["request"] for job in jobs if job.state not in ("queued", "running")]
+    undeleted = set(ended).intersection(stored)
     blobs.delete_all(sorted(undeleted))
     return undeleted
-
-
-def _ended_requests(catalogue: Catalogue) -> list[str]:
-    """Digests of the requests of the latest ended cook jobs."""
-    jobs = [job for kind in COOKS for job in catalogue.jobs.list(None, kind=kind, limit=LATEST).rows]
-    return [job.arguments["request"] for job in jobs if job.state not in ("queued", "running")]
 
 
 def _advance(
