@@ -195,15 +195,14 @@ def _line(value: Json) -> bytes:
 
 
 def lower_priority(niceness: int, *, group: Path = AUTOGROUP) -> None:
-    """Lower the priority of this child process below its parent's; 0 changes nothing.
+    """Lower the priority of this child process below its parent's.
 
     If Linux schedules by session (autogroup), niceness counts within a session, and a child has its own session. The
     niceness of its group is therefore set too; otherwise the child would get half of the processor time.
     """
     os.nice(niceness)
-    if niceness:
-        with suppress(OSError):  # no autogroups, or no permission
-            group.write_text(str(niceness), encoding="ascii")
+    with suppress(OSError):  # no autogroups, or no permission
+        group.write_text(str(niceness), encoding="ascii")
 
 
 def serve(begin: Callable[[Json], Handle], *, failed: str) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import ValidationError
-
 from registry.errors import InvalidName, InvalidParameter
 from registry.spec import MAX_INGREDIENTS, canonical_decimal
 from service.http.schemas.wire import MixedAdapter
@@ -16,25 +14,26 @@ def is_mixture(name: str) -> bool:
     return "+" in name or "*" in name
 
 
-def parse_mixture(name: str) -> tuple[MixedAdapter, ...]:
+def parse_mixture(name: str, *, param: str = "model") -> tuple[MixedAdapter, ...]:
     """The adapters and weights of a mixture's name; an adapter without a weight has 1.
 
-    Raises InvalidName for a weight that is no number from 0 to 1000, and InvalidParameter for too many adapters.
+    Raises InvalidName for a weight that is no number from 0 to 1000, and InvalidParameter for too many adapters; the
+    errors name `param`.
     """
     items = name.split("+")
     if len(items) > MAX_INGREDIENTS:
-        message = f"'model' mixes {len(items)} adapters; at most {MAX_INGREDIENTS} are mixed."
-        raise InvalidParameter(message, param="model")
+        message = f"'{param}' mixes {len(items)} adapters; at most {MAX_INGREDIENTS} are mixed."
+        raise InvalidParameter(message, param=param)
     adapters = []
     for item in items:
         ref, has_weight, weight = item.partition("*")
         try:
             adapters.append(MixedAdapter(ref=ref.strip(), weight=float(weight) if has_weight else 1.0))
-        except (ValueError, ValidationError):  # of the number, or of the values
+        except ValueError:  # of the number, or of the values
             raise InvalidName(
-                f"'{item[:80]}' in 'model' is not valid: a mixture is written as team/law*0.7+team/style*0.5, with "
+                f"'{item[:80]}' in '{param}' is not valid: a mixture is written as team/law*0.7+team/style*0.5, with "
                 "weights from 0 to 1000.",
-                param="model",
+                param=param,
             ) from None
     return tuple(adapters)
 

@@ -15,7 +15,6 @@ from urllib.parse import unquote_to_bytes
 from fastapi import Depends, Query, Request
 from pydantic import BeforeValidator
 
-from registry.catalogue.rows import JobState
 from registry.errors import InvalidParameter, TooSlow
 from service.http.pages.cookies import check_site, check_token
 from service.http.requests.bodies import read_body
@@ -166,7 +165,6 @@ def parse_midnight(field: str | None) -> datetime | None:
 
 Text = Annotated[str | None, Query(max_length=500), BeforeValidator(text_or_none)]
 """A stripped text of a query; None if it is blank, as a browser sends an empty field."""
-State = Annotated[JobState | None, BeforeValidator(text_or_none)]
 Day = Annotated[date | None, BeforeValidator(parse_date)]
 Midnight = Annotated[datetime | None, BeforeValidator(parse_midnight)]
 """The start of a day, in UTC."""

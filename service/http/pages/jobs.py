@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from plots.style import THEMES
 from registry.catalogue.rows import AdapterRow, JobRow, JobState
@@ -23,7 +23,7 @@ from service.http.answers.jobs import sees_all_of, visible_job_body
 from service.http.answers.waiting import job_row
 from service.http.app_services import AppServices
 from service.http.pages.downloads import ThemeQuery, csv_response, svg_response
-from service.http.pages.forms import SMALL, State, Text, takes_form
+from service.http.pages.forms import SMALL, Text, takes_form, text_or_none
 from service.http.pages.losses import Losses, losses_context, losses_drawings, losses_table, training_losses
 from service.http.pages.page import PageRoute, redirect_to, render_page
 from service.http.pages.report import CookReport, report_context, report_drawings, report_of_soup, report_tables
@@ -41,6 +41,7 @@ from service.services import Services
 pages = APIRouter(route_class=PageRoute, include_in_schema=False)
 pages.add_api_route("/jobs/{id}.json", get_job)
 pages.add_api_route("/jobs/{id}/events", follow_job, response_class=StreamingResponse)
+State = Annotated[JobState | None, BeforeValidator(text_or_none)]
 
 
 @pages.get("/jobs.json")

@@ -286,7 +286,7 @@ def _ingredients_of_form(form: Mapping[str, str]) -> list[MixedAdapter]:
         raise InvalidParameter("Name one adapter in each row, without '+' and '*'.", param="mix")
     try:
         return [MixedAdapter(ref=ref, weight=float(weight or "0")) for ref, weight in rows if ref]
-    except (ValueError, ValidationError):  # of the number, or of the values
+    except ValueError:  # of the number, or of the values
         raise InvalidParameter(
             "A row is not valid: it has an adapter and a weight from 0 to 1000.", param="mix"
         ) from None
@@ -294,7 +294,7 @@ def _ingredients_of_form(form: Mapping[str, str]) -> list[MixedAdapter]:
 
 def _parse_ingredients(texts: Sequence[str]) -> list[MixedAdapter]:
     """The ingredients in texts such as `acme/law@1*0.7`; raises InvalidName, and InvalidParameter for too many."""
-    ingredients = [ingredient for text in texts for ingredient in parse_mixture(text)]
+    ingredients = [ingredient for text in texts for ingredient in parse_mixture(text, param="mix")]
     if len(ingredients) > SLIDERS:
         raise InvalidParameter(f"The sliders mix at most {SLIDERS} adapters.", param="mix")
     return ingredients

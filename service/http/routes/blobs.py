@@ -125,9 +125,7 @@ async def finish_upload(
         if start is not None:
             await _receive_part(request, writer, services.settings.max_blob_bytes)
         size = await in_thread(writer.commit, caller, digest)
-    stored = BlobStored(digest=digest, size=size)
-    headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
-    return JSONResponse(stored.model_dump(), status_code=201, headers=headers)
+    return _stored(digest, size, status=201)
 
 
 @router.delete("/uploads/{id}", response_class=Response, status_code=204)
@@ -209,9 +207,7 @@ async def put_blob(request: Request, digest: str, services: AppServices, princip
     ) as writer:
         size = await _receive_blob(request, writer, limit, allowance)
         await in_thread(_commit, services, caller, writer, digest, size, repaired=damaged)
-    stored = BlobStored(digest=digest, size=size)
-    headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
-    return JSONResponse(stored.model_dump(), status_code=200 if visible else 201, headers=headers)
+    return _stored(digest, size, status=200 if visible else 201)
 
 
 @router.head("/{digest}", response_class=Response, responses=NOT_MODIFIED)
@@ -227,6 +223,12 @@ def head_blob(request: Request, digest: str, services: AppServices, principal: E
 def get_blob(request: Request, digest: str, services: AppServices, principal: Reader) -> Response:
     """Download a blob; supports ETag, If-None-Match and a single Range."""
     return _answer(request, digest, _size(digest, services, principal, read=True), services)
+
+
+def _stored(digest: str, size: int, *, status: int) -> Response:
+    """The answer for a blob that is stored now."""
+    headers = {"location": f"/v1/blobs/{digest}", "etag": f'"{digest}"'}
+    return JSONResponse(BlobStored(digest=digest, size=size).model_dump(), status_code=status, headers=headers)
 
 
 def _size(digest: str, services: AppServices, principal: Principal, *, read: bool) -> int:
